@@ -108,20 +108,20 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         epochs=epochs,
         planned_epochs=settings.epochs,
         epoch_s=_epoch_s(record, steady),
-        samples_per_s=_median([each.samples_per_s for each in steady]),
-        samples_per_s_with_validation=_median([each.samples_per_s_with_validation for each in steady]),
+        samples_per_s=_median([epoch.samples_per_s for epoch in steady]),
+        samples_per_s_with_validation=_median([epoch.samples_per_s_with_validation for epoch in steady]),
         train_loss=last.train_loss if last else None,
         val_loss=last.val_loss if last else None,
         accuracy=last.val_accuracy if last else None,
         judged=last.val_judged if last else 0,
-        best_accuracy=max((each.val_accuracy for each in epochs if each.val_accuracy is not None), default=None),
+        best_accuracy=max((epoch.val_accuracy for epoch in epochs if epoch.val_accuracy is not None), default=None),
         target_accuracy=settings.target_accuracy,
         time_to_target_s=time_to_target_s(epochs, settings.target_accuracy),
         data_wait_share=wait_share(steady),
         phase_shares=_phase_shares(steady),
         between_share=_between_share(steady),
-        peak_bytes=max((each.peak_bytes for each in epochs if each.peak_bytes is not None), default=None),
-        utilisation=_mean([each.utilisation for each in steady]),
+        peak_bytes=max((epoch.peak_bytes for epoch in epochs if epoch.peak_bytes is not None), default=None),
+        utilisation=_mean([epoch.utilisation for epoch in steady]),
         energy_per_sample_j=_energy(steady),
         bound=bound(record, ceilings),
         doubts=verdict(record).reasons if record.failure is None and any(one.samples for one in record.blocks) else (),
@@ -246,7 +246,7 @@ def _phase_shares(epochs: Sequence[Epoch]) -> dict[str, float]:
 
 
 def _between_share(epochs: Sequence[Epoch]) -> float | None:
-    whole, within = sum(each.train_s for each in epochs), sum(sum(each.phases_s.values()) for each in epochs)
+    whole, within = sum(epoch.train_s for epoch in epochs), sum(sum(epoch.phases_s.values()) for epoch in epochs)
     return max(0.0, 1 - within / whole) if whole > 0 and within > 0 else None
 
 

@@ -116,10 +116,10 @@ class _Training(OneRecord):
     def _keep(self, epoch: Epoch, block: Block | None) -> None:
         """Write an epoch down, once: one that is done again after a resume is there already."""
         record = self.record
-        if block is not None and all(block.round != each.round for each in record.blocks):
+        if block is not None and all(block.round != known.round for known in record.blocks):
             self.journal.append(record.id, block)
             record = msgspec.structs.replace(record, blocks=(*record.blocks, block))
-        if all(epoch.number != each.number for each in record.epochs):
+        if all(epoch.number != known.number for known in record.epochs):
             record = msgspec.structs.replace(record, epochs=(*record.epochs, epoch))
             self.journal.begin(record)
         self.record = record
@@ -127,7 +127,7 @@ class _Training(OneRecord):
 
     def _note_checkpoint(self, reply: EpochReply) -> None:
         """Say once that a resume would not find the state after this epoch."""
-        if reply.lost_checkpoint and all(each.code != "no-checkpoint" for each in self.record.notes):
+        if reply.lost_checkpoint and all(known.code != "no-checkpoint" for known in self.record.notes):
             text = f"the state after epoch {reply.epoch.number} could not be kept ({reply.lost_checkpoint})"
             lost = note("no-checkpoint", f"{text}: --resume would begin before it")
             self.change(notes=(*self.record.notes, lost))

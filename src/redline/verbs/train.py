@@ -182,7 +182,7 @@ def _nearest(spec: RunSpec, workspace: Workspace) -> str:
         other = workspace.history.load(row.id).spec
         if other.train is None:
             continue
-        asked, had = (dict(_flat(msgspec.to_builtins(each))) for each in (spec, other))
+        asked, had = (dict(_flat(msgspec.to_builtins(one))) for one in (spec, other))
         changed = [name for name in asked | had if asked.get(name) != had.get(name)]
         message = ", ".join(f"{name} {had.get(name)} and not {asked.get(name)}" for name in changed[:DIFFERENCES])
         more = f" and {len(changed) - DIFFERENCES} more" if len(changed) > DIFFERENCES else ""
@@ -328,7 +328,9 @@ def accuracy_remarks(trainings: Sequence[TrainingSummary]) -> Iterator[Note]:
 
 
 def _next(trainings: Sequence[TrainingSummary]) -> str:
-    unfinished = next((each for each in trainings if each.state in ("interrupted", "failed") and each.epochs), None)
+    unfinished = next(
+        (training for training in trainings if training.state in ("interrupted", "failed") and training.epochs), None
+    )
     if unfinished is not None:
         done = f"{len(unfinished.epochs)} of {unfinished.planned_epochs} epochs are kept"
         return f"{done}; the same command with --resume continues after them"

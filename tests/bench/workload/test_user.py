@@ -123,16 +123,16 @@ def test_a_contract_that_is_broken_is_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_cause_is_kept_and_memory_is_another_failure(user_file: Write) -> None:
+def test_the_cause_is_kept_memory_is_another_failure_and_a_change_of_the_batch_is_said(user_file: Write) -> None:
+    file = user_file(
+        f"{NET}\ndef wrong(): raise ValueError('why')\ndef large(): raise MemoryError\n"
+        "def make(): return Net(), x\ndef must(batch): return of(batch)\n"
+    )
     with pytest.raises(BenchError) as caught:
-        from_file(user_file("def make():\n    raise ValueError('why')\n"))
+        from_file(file, "wrong")
     assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(MemoryError):
-        from_file(user_file("def make():\n    raise MemoryError\n"))
-
-
-def test_what_was_changed_for_the_batch_is_said(user_file: Write) -> None:
-    file = user_file(f"{NET}\ndef make(): return Net(), x\ndef must(batch): return of(batch)\n")
+        from_file(file, "large")
     assert list(map(str, from_file(file, batch=7).notes)) == ["the inputs' 2 items became 7"]
     assert list(map(str, from_file(file, "must", task="train").notes)) == ["batch 8 by default for training"]
 
@@ -173,22 +173,14 @@ def test_second_inputs_come_from_the_factory_then_from_noise(user_file: Write) -
     assert "no second inputs from the factory: factory once in" in str(once.notes[-1])
 
 
-def test_the_factorys_loss_and_targets_are_used_and_follow_the_batch(user_file: Write) -> None:
-    file = user_file(
-        f"{NET}\ndef own(): return Net(), x, lambda output: output.sum() * 0 + 42\n"
-        "def two(): return Net(), x, nn.CrossEntropyLoss()\n"
-        "def targets(): return Net(), torch.randn(3, 4), nn.CrossEntropyLoss(), labels\n"
-        "def classes(): return {'model': Net(), 'inputs': torch.randn(3, 4), 'targets': labels}\n"
-    )
-    own, two, targets, classes = (from_file(file, name, task="train") for name in ("own", "two", "targets", "classes"))
-    assert own.model.training
-    assert own.loss(run(own)).item() == 42
-    two.loss(run(two)).backward()
-    output = run(targets)
-    assert targets.loss(output) == nn.functional.cross_entropy(output, torch.tensor([2, 0, 1]))
-    assert from_file(file, "targets", task="train", batch=5).loss.targets.tolist() == [2, 0, 1, 2, 0]
-    assert classes.loss(run(classes)).isfinite()
-    assert classes.loss.name == "cross_entropy"
+def test_the_factorys_targets_follow_the_batch(user_file: Write) -> None:
+    given = "torch.randn(3, 4), nn.CrossEntropyLoss(), labels"
+    file = user_file(f"{NET}\ndef make(): return Net(), {given}\n")
+    for batch, targets in ((None, [2, 0, 1]), (5, [2, 0, 1, 2, 0])):
+        workload = from_file(file, task="train", batch=batch)
+        output = run(workload)
+        assert workload.model.training
+        assert workload.loss(output) == nn.functional.cross_entropy(output, torch.tensor(targets))
 
 
 def test_places_that_do_not_exist_are_found_without_running_the_file(user_file: Write, tmp_path: Path) -> None:
@@ -262,23 +254,19 @@ def test_a_package_is_found_from_where_one_stands(
     assert run(build_workload(WorkloadSpec(model="redline_test_package.zoo:make"), 0)).shape == (2, 3)
 
 
-def test_the_hash_follows_the_files_content(user_file: Write) -> None:
-    one, changed = user_file(MAKE), user_file(MAKE.replace("y * scale", "y / scale"))
-    before = from_file(one).model_hash
-    assert from_file(changed).model_hash != before
-    one.write_text(one.read_text() + "\n# a word more\n")
-    assert from_file(one).model_hash != before, "an edited file is loaded again"
-
-
-def test_a_file_that_is_changed_twice_within_a_second_is_read_anew(
+def test_a_file_that_is_changed_is_read_anew_and_has_another_hash(
     user_file: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python takes its old byte-code for it, as its size and its second are the same."""
+    """Also twice within a second: Python takes its old byte-code for it, as its size and its second are the same."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    hashes = set()
     for width in (4, 8):
         file = user_file(f"def make():\n    return nn.Linear({width}, 3), torch.randn(2, {width})\n", "changing.py")
         os.utime(file, (1e9, 1e9))
         assert from_file(file).model.in_features == width
+        hashes.add(from_file(file).model_hash)
+    file.write_text(file.read_text() + "\n# a word more\n")
+    assert len({*hashes, from_file(file).model_hash}) == 3
 
 
 def test_exported_programs_lazy_layers_and_other_formats_are_settled(user_file: Write) -> None:

@@ -128,7 +128,7 @@ class DeviceBatches:
         # As tensors: the device has nothing to do until the first batch is there.
         where, parts = self._part[0].device, self._order.rows().split(self._order.batch)[: self.steps]
         draws = [self._draws(len(part), number) for number, part in enumerate(parts)]
-        rows_there, draws_there = (torch.cat(each).to(where).split(self._order.batch) for each in (parts, draws))
+        rows_there, draws_there = (torch.cat(values).to(where).split(self._order.batch) for values in (parts, draws))
         for rows, drawn_for in zip(rows_there, draws_there if self._augment else draws, strict=True):
             yield self._part, rows, drawn_for
 
@@ -153,11 +153,11 @@ class UserBatches:
         self._parts = [*parts, getattr(parts[2], "sampler", None)]
         drawing = [getattr(part, "generator", None) for part in self._parts]
         own = {
-            id(each): each
-            for each in drawing
-            if isinstance(each, torch.Generator) and each is not torch.default_generator
+            id(generator): generator
+            for generator in drawing
+            if isinstance(generator, torch.Generator) and generator is not torch.default_generator
         }
-        self._generators = [(each, each.initial_seed()) for each in own.values()]
+        self._generators = [(generator, generator.initial_seed()) for generator in own.values()]
 
     def begin(self, epoch: int) -> Iterator[Any]:
         """Begins an epoch with the same state, no matter whether those before it ran in this process or before a resume."""
@@ -188,9 +188,9 @@ def augmented(images: Tensor, draws: Tensor) -> Tensor:
     rows = draws[:, 0, None] + torch.arange(height, device=where)
     columns = torch.arange(width, device=where).expand(count, width)
     columns = draws[:, 1, None] + torch.where(draws[:, 2, None] == 1, width - 1 - columns, columns)
-    each = torch.arange(count, device=where)[:, None, None, None]
+    image = torch.arange(count, device=where)[:, None, None, None]
     colours = torch.arange(channels, device=where)[None, :, None, None]
-    cut: Tensor = padded[each, colours, rows[:, None, :, None], columns[:, None, None, :]]
+    cut: Tensor = padded[image, colours, rows[:, None, :, None], columns[:, None, None, :]]
     return cut
 
 

@@ -124,7 +124,7 @@ def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
     sized = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim]
     if not sized:
         raise BenchError("user", f"the loader gave targets without a tensor; {EXPECTED}")
-    if not isinstance(targets, list | tuple) or not all(isinstance(each, Mapping) for each in targets):
+    if not isinstance(targets, list | tuple) or not all(isinstance(target, Mapping) for target in targets):
         return Parted(inputs, targets, len(sized[0]))
     # One dict for each sample, as detectors are given them: then there is one input for each sample too, in one list.
     is_listed = isinstance(inputs, list | tuple) and len(inputs) == len(targets)
@@ -157,7 +157,9 @@ def _tensors(parts: Any) -> Any:
 
 def _are_numbers(targets: Any) -> bool:
     return (
-        isinstance(targets, list | tuple) and bool(targets) and all(isinstance(each, int | float) for each in targets)
+        isinstance(targets, list | tuple)
+        and bool(targets)
+        and all(isinstance(target, int | float) for target in targets)
     )
 
 

@@ -167,7 +167,7 @@ def data_source(name: str) -> DataSource:
     if ":" in name:
         return DATA.get(USER)
     if name == USER or name not in DATA:
-        known = [each for each in DATA if each != USER]
+        known = [known_name for known_name in DATA if known_name != USER]
         raise UnknownName("data set", name, known, hint=f"{', '.join(known)}, or your own as file.py:loaders")
     return DATA.get(name)
 

@@ -343,8 +343,10 @@ class Training:
 
     def _sizes(self) -> Tensor:
         """Returns the norm of every tensor that is trained. A tensor that was changed has another norm."""
-        parameters = [each.detach() for each in self._stepper.setup.workload.model.parameters() if each.requires_grad]
-        return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in parameters])
+        parameters = [
+            weight.detach() for weight in self._stepper.setup.workload.model.parameters() if weight.requires_grad
+        ]
+        return torch.stack([torch.linalg.vector_norm(weight, dtype=torch.float64) for weight in parameters])
 
     def _validate(self, number: int) -> HeldOut:
         """Measures loss and accuracy on the held-out part, eagerly and in the recipe's number format."""

@@ -337,13 +337,13 @@ def take_over(workload: Workload, first: Arrived, data: Data) -> None:
 def note_what_stays(workload: Workload) -> None:
     """Note what training will not change: frozen parameters, and modules that stay in eval mode."""
     model = workload.model
-    frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
+    frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if frozen:
-        whole = sum(each.numel() for each in model.parameters())
+        whole = sum(weight.numel() for weight in model.parameters())
         text = f"{format_count(frozen)} of {format_count(whole)} parameters are frozen"
         workload.notes.append(note("frozen", f"{text}: they get no gradient"))
     model.train()
-    still = [name or type(model).__name__ for name, each in model.named_modules() if not each.training]
+    still = [name or type(model).__name__ for name, module in model.named_modules() if not module.training]
     if still:
         text = f"{still[0]} stays" if len(still) == 1 else f"{still[0]} and {len(still) - 1} more modules stay"
         workload.notes.append(note("stays-in-eval", f"{text} in eval mode, though the model was put in training mode"))
@@ -388,7 +388,7 @@ def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, outp
     except Exception:  # on one sample again and again, which no training has: that says nothing
         return
     if _apart(output, alone, count, rows=1) > SAME_ANSWER:
-        still = next((name or type(each).__name__ for name, each in model.named_modules() if each.training), None)
+        still = next((name or type(module).__name__ for name, module in model.named_modules() if module.training), None)
         why = f"{still} stays in training mode" if still else "as BatchNorm without running statistics does"
         text = "in eval mode the answer to a sample depends on the others in its batch"
         yield note("mixes-samples", f"{text} ({why}): accuracy changes with the batch")

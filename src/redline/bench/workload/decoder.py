@@ -438,7 +438,7 @@ class HfDecoder(Decoder):
         text = self.prompt[:, :SEEN_TOKENS]
         other = text.clone()
         other[:, -1] = (other[:, -1] + 1) % self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-        one, another = (self.model(input_ids=each, use_cache=False).logits[:, 0] for each in (text, other))
+        one, another = (self.model(input_ids=tokens, use_cache=False).logits[:, 0] for tokens in (text, other))
         return bool((one - another).abs().max() > SEEING * one.abs().max())
 
     @property

@@ -56,7 +56,7 @@ class Answers:
 
 
 class TrainingLoss:
-    """The loss of an output alone.
+    """This is the loss of an output alone.
 
     A call looks at the output's form and keeps what it did as `chosen`: a function without any choice left, which a timed
     step calls as a plain loop would. The targets of a training on data change from step to step, which `chosen` allows.
@@ -83,7 +83,7 @@ class TrainingLoss:
             raise BenchError("user", text)
         self._takes_targets = least == 2 or targets is not None
         is_drawn = self._takes_targets and targets is None
-        self.name = self._name_given + ON_RANDOM * is_drawn if given else "default"
+        self.name = "default" if given is None else self._name_given + ON_RANDOM * is_drawn
         """The record says that this was trained on."""
         self.weight = 1.0
         """This rank counts so much if ranks have unequal shares of a batch."""
@@ -96,7 +96,8 @@ class TrainingLoss:
         """A rank has these rows of a global batch of this size, for which targets are drawn."""
         self._drawn: dict[tuple[Any, ...], Tensor] = {}
         self._held: dict[tuple[int, ...], Tensor] = {}
-        self._kind: TargetKind | None = None if targets is None else kind_of_targets(targets)
+        needs_kind = given is None and targets is not None
+        self._kind: TargetKind | None = kind_of_targets(targets) if needs_kind else None
         self._cast: tuple[Any, Any] = None, None
         self._number: tuple[str | None] | None = None
         """The output holds its loss at this path without naming it. The field is None until we have looked for it."""
@@ -158,15 +159,12 @@ class TrainingLoss:
         targets = self._draw(name, logits, classes=_has_classes(logits)) if is_drawn else self.targets
         kind, compare, shaped = self._comparison(logits, targets)
         self.name, fixed = kind + ON_RANDOM * is_drawn, shaped(targets, logits)
-        targets_for: LossOf = lambda logits: shaped(self.targets, logits)  # noqa: E731
-        if is_drawn:
-            targets_for = lambda logits: fixed  # noqa: E731
-        elif fixed is targets:
-            targets_for = lambda logits: self.targets  # noqa: E731
+        has_form = fixed is targets
 
         def term(output: Any) -> Tensor:
             logits = take(output).float() if in_fp32 else take(output)
-            loss = compare(logits, targets_for(logits))
+            targets = fixed if is_drawn else self.targets if has_form else shaped(self.targets, logits)
+            loss = compare(logits, targets)
             return loss if weight == 1.0 else weight * loss
 
         return term
@@ -214,7 +212,7 @@ class TrainingLoss:
 
     def put(self, targets: Any) -> None:
         """Take the targets of the next step."""
-        if self._kind is None:
+        if self._kind is None and self.given is None:
             self._kind = kind_of_targets(targets)  # of the first batch: looking at values waits for the device
         if not self.is_static or not isinstance(targets, Tensor):
             self.targets = targets
@@ -246,7 +244,9 @@ class TrainingLoss:
     def _targets_in(self, dtype: torch.dtype) -> Any:
         """Returns the targets in the output's number format. They are cast once, so that a compiled or captured step only reads them."""
         if self._cast[0] is not self.targets:
-            cast = map_tensors(self.targets, lambda _, each: each.to(dtype) if each.is_floating_point() else each)
+            cast = map_tensors(
+                self.targets, lambda _, tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            )
             self._cast = self.targets, cast
         return self._cast[1]
 

@@ -279,7 +279,7 @@ class Ranks:
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    return sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)
 
 
 def where_is_main_thread() -> tuple[bool, str]:

@@ -68,7 +68,7 @@ class SyntheticLearnable(DataSource):
             random = torch.Generator().manual_seed(DATA_SEED + 2 + (part == "validation"))
             labels = torch.arange(count) % classes
             labels = labels[torch.randperm(count, generator=random)]
-            images = torch.cat([_pictures(each, waves, colours, size, random) for each in labels.split(CHUNK)])
+            images = torch.cat([_pictures(chunk, waves, colours, size, random) for chunk in labels.split(CHUNK)])
             parts[part] = InMemory(images, labels)
         return ImageData(name="synthetic-learnable", classes=classes, size=size, mean=MEAN, std=STD, **parts)
 
@@ -133,7 +133,7 @@ class ImageFolders(DataSource):
             listed = [_listed(root / part) for part in PARTS]
             if listed[0].classes != listed[1].classes:
                 raise SpecError(f"{root}: train and val have different classes")
-            train, validation = (Pictures(each.samples, size) for each in listed)
+            train, validation = (Pictures(part.samples, size) for part in listed)
             classes = len(listed[0].classes)
         else:
             every = _listed(root)
@@ -220,7 +220,7 @@ def _listed(folder: Path) -> ImageFolder:
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir() if each.is_dir())
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
 def _split(files: Sequence[tuple[str, int]], size: int) -> tuple[Samples, Samples]:

@@ -41,7 +41,7 @@ class UserLoaders(DataSource):
             raise SpecError(f"{spec.name} must be told the batch: give --batch")
         returned = call_with(function, takes_batch, workload.batch, 0, spec.name)
         train, validation = _sorted_out(returned, spec.name)
-        loaders = [each for each in (train, validation) if each is not None]
+        loaders = [loader for loader in (train, validation) if loader is not None]
         for loader in loaders:
             if isinstance(loader, DataLoader) and loader.num_workers > 0 and not loader.timeout:
                 loader.timeout = spec.loader_timeout_s  # without one, a worker that hangs is waited for forever
@@ -52,7 +52,7 @@ class UserLoaders(DataSource):
             fingerprint=short_hash(f"{spec.name} {_length(train)} {_length(validation)}"),
             classes=_classes(train),
             workers=train.num_workers if isinstance(train, DataLoader) else 0,
-            has_workers=all(isinstance(each, DataLoader) and each.num_workers > 0 for each in loaders),
+            has_workers=all(isinstance(loader, DataLoader) and loader.num_workers > 0 for loader in loaders),
             queued=train.num_workers * (train.prefetch_factor or 0) if isinstance(train, DataLoader) else 0,
             notes=tuple(_what_is_odd(train, validation)),
             in_copies=isinstance(train, DataLoader)
@@ -65,22 +65,22 @@ def _sorted_out(returned: Any, name: str) -> tuple[Iterable[Any], Iterable[Any] 
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         many = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
         raise BenchError("user", f"{name} returned {type(returned).__name__}{many}; {EXPECTED}")
-    for number, each in enumerate(returned):
-        if each is None and number:
+    for number, loader in enumerate(returned):
+        if loader is None and number:
             continue
-        if inspect.isfunction(each):
+        if inspect.isfunction(loader):
             raise BenchError("user", f"{name} returned a function, which must be called first; {EXPECTED}")
-        if not hasattr(each, "__iter__") or hasattr(each, "__next__"):
+        if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
             raise BenchError(
-                "user", f"{name} returned {type(each).__name__}, which cannot be gone through twice; {EXPECTED}"
+                "user", f"{name} returned {type(loader).__name__}, which cannot be gone through twice; {EXPECTED}"
             )
     return returned[0], returned[1]
 
 
 def _what_is_odd(train: Any, validation: Any) -> Iterator[Note]:
-    seen, held_out = (_samples(each) for each in (train, validation))
+    seen, held_out = (_samples(loader) for loader in (train, validation))
     known = set(seen)
-    both = sum(each in known for each in held_out)
+    both = sum(sample in known for sample in held_out)
     if train is validation or both:
         many = f"{both} of the {len(held_out)} held-out samples are" if both else "the held-out samples are"
         yield note("held-out-is-trained-on", f"{many} trained on, too: validation says nothing about new ones")
