@@ -284,7 +284,8 @@ class Workbench:
         self._enter(stage, str(spec.recipe))
         step = self._make_step(setup)
         started = time.perf_counter()
-        checks, is_function = spec.measure.check_numerics, setup.task == "step"
+        # A training begins with weights and an optimizer that have seen nothing, as what is compared does.
+        checks, is_function = spec.measure.check_numerics or spec.train is not None, setup.task == "step"
         starts_again, shares = setup.task == "train" and checks, shares and bool(setup.compiled_blocks)
         # If nothing is compared, the copies that putting values back takes are no part of what must fit.
         undoing: AbstractContextManager[None] = setup.watching_inputs()

@@ -100,7 +100,10 @@ class TrainingSession:
         set_optimizer(self._spec, setup, self._rate)
 
     def begin(self, setup: Setup, step: TrainingStep) -> None:
-        """The first call is over, and nothing is learned yet."""
+        """The first call is over, and nothing is learned yet. What is recorded is recorded now, and not in the first epoch."""
+        if isinstance(step, GraphedTraining):
+            with step.context():
+                step.record()
         self._step, self._stepper = step, Stepper(setup, step, self._supply, self._train.data)
         self._training = Training(self._train, self._stepper, self._spec.seed, self._rate, self._tell)
 
