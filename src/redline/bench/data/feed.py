@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import signal
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from redline.model.errors import BenchError
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 EXPECTED = "each batch must be (inputs, targets), or a dict with " + " or ".join(TARGETS)
-LONGEST_ALARM_S = 1e6
+LONGEST_ALARM_S, SHORTEST_TICK_S = 1e6, 0.05
 AHEAD = 2
 """The prefetching thread keeps this many batches on the device."""
 
@@ -47,6 +48,7 @@ class Arrived:
 
 
 Arrive = Callable[[Any], Arrived]
+T = TypeVar("T")
 Started = tuple[Arrived, Any]
 """A batch that is being copied, with the event that says when it has arrived."""
 
@@ -86,11 +88,16 @@ class UserArrival:
 
     def __call__(self, batch: Any) -> Arrived:
         parted = part_batch(batch, self._takes)
-        inputs, targets = pytree.tree_map_only(
-            Tensor, lambda leaf: leaf.to(self._device, non_blocking=True), (parted.inputs, parted.targets)
-        )
-        args, kwargs = self._form(inputs)
-        return Arrived(args, kwargs, targets, parted.count)
+        args, kwargs = self._form(mapped(parted.inputs, Tensor, self._moved))
+        return Arrived(args, kwargs, mapped(parted.targets, Tensor, self._moved), parted.count)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Returns the same structure with `change` in place of its leaves of this kind. A lone leaf costs no walk."""
+    return change(value) if isinstance(value, kind) else pytree.tree_map_only(kind, change, value)
 
 
 def with_targets(arrived: Arrived, name: str) -> Arrived:
@@ -121,7 +128,8 @@ def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
         raise BenchError("user", f"the loader gave {type(batch).__name__}{many}; {EXPECTED}{several}")
     inputs = _tensors(inputs)
     targets = torch.tensor(targets) if _are_numbers(targets) else _tensors(targets)
-    sized = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim]
+    leaves = [targets] if isinstance(targets, Tensor) else pytree.tree_leaves(targets)
+    sized = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     if not sized:
         raise BenchError("user", f"the loader gave targets without a tensor; {EXPECTED}")
     if not isinstance(targets, list | tuple) or not all(isinstance(target, Mapping) for target in targets):
@@ -152,7 +160,7 @@ def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple
 
 
 def _tensors(parts: Any) -> Any:
-    return pytree.tree_map_only(np.ndarray, torch.from_numpy, parts)
+    return parts if isinstance(parts, Tensor) else mapped(parts, np.ndarray, torch.from_numpy)
 
 
 def _are_numbers(targets: Any) -> bool:
@@ -163,41 +171,64 @@ def _are_numbers(targets: Any) -> bool:
     )
 
 
-class WorkerWatch:
-    """Notices loader workers that die, and raises only where a batch is asked for.
+class LoaderWatch:
+    """Notices loader workers that die and loaders that hang, and raises only while a batch is waited for.
 
     torch's own handler of SIGCHLD raises wherever the main thread happens to be: in the middle of a step, or while the
-    failure is being told.
+    failure is being told. Only the main thread can be interrupted, by signals, so that a batch that comes costs nothing.
     """
 
     def __init__(self) -> None:
         self._found: RuntimeError | None = None
-        self._waiting = False
-        self._before: Any = None
+        self._since: float | None = None
+        """The main thread has waited for a batch since then."""
+        self._timeout_s = math.inf
+        self._before: dict[signal.Signals, Any] = {}
         self._was_set = False
 
-    def begin(self) -> None:
-        self._found = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGCHLD, self._look)
-            self._was_set = signal_handling._SIGCHLD_handler_set
-            signal_handling._SIGCHLD_handler_set = True  # else torch would put its own in place
+    def begin(self, timeout_s: float) -> None:
+        self._found, self._timeout_s = None, timeout_s
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._before = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, self._look)}
+        self._was_set = signal_handling._SIGCHLD_handler_set
+        signal_handling._SIGCHLD_handler_set = True  # else torch would put its own in place
+        if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and timeout_s <= LONGEST_ALARM_S:
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._look)
+            tick_s = max(timeout_s / 4, SHORTEST_TICK_S)
+            signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
 
     def end(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGCHLD, self._before)
+        if signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._before:
             signal_handling._SIGCHLD_handler_set = self._was_set
-            self._before = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        self._waiting = True
+    def on(self, timeout_s: float) -> Iterator[None]:
+        """Watch while the context is held."""
+        self.begin(timeout_s)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def wait(self, get: Callable[[], T]) -> T:
+        """Returns what `get` does, which waits for a loader. What broke in the loader is said plainly."""
+        self._since = time.monotonic()
         try:
             if self._found is not None:
                 raise self._found
-            yield
+            return get()
+        except Exception as error:
+            if (explained := loader_error(error)) is None:
+                raise
+            raise explained from error
         finally:
-            self._waiting = False
+            self._since = None
 
     def trouble(self, wait_s: float = 0.0) -> RuntimeError | None:
         """Returns what torch says of a worker that is dead, or None while all live. It waits for `wait_s` if one may be dying."""
@@ -213,12 +244,17 @@ class WorkerWatch:
         return self._found
 
     def _look(self, number: int, frame: Any) -> None:
-        if self.trouble() is not None and self._waiting:
-            assert self._found is not None
-            raise self._found
+        trouble = self.trouble()
+        if self._since is None:
+            return
+        if trouble is not None:
+            raise trouble
+        # A loader with workers says it better, and at the same time: hence a second more.
+        if time.monotonic() - self._since > self._timeout_s + 1:
+            raise BenchError("timeout", hung(self._timeout_s))
 
 
-WATCH = WorkerWatch()
+WATCH = LoaderWatch()
 """There is but one handler of a signal."""
 
 
@@ -263,20 +299,23 @@ class Feed:
 
     def next(self) -> Arrived | None:
         """Returns the next batch, or None after the last."""
-        with loader_errors(), WATCH.waiting():
-            if self._lane is None:
-                batch = next_of(self._batches, self._timeout_s)
-                return None if batch is None else self._arrive(batch)
-            started = self._started() if self._queue is None else self._from_thread(self._queue)
-            if started is None:
-                return None
-            arrived, done = started
+        return WATCH.wait(self._next)
+
+    def _next(self) -> Arrived | None:
+        if self._lane is None:
+            batch = next_of(self._batches)
+            return None if batch is None else self._arrive(batch)
+        started = self._started() if self._queue is None else self._from_thread(self._queue)
+        if started is None:
+            return None
+        arrived, done = started
+        if done is not None:
             self._lane.join(arrived.tensors(), done)
-            return arrived
+        return arrived
 
     def _started(self) -> Started | None:
         assert self._lane is not None
-        batch = next_of(self._batches, self._timeout_s)
+        batch = next_of(self._batches)
         return None if batch is None else self._lane.run(lambda: self._arrive(batch))
 
     def _from_thread(self, made: queue.Queue[Started | BaseException | None]) -> Started | None:
@@ -314,50 +353,32 @@ def hung(timeout_s: float) -> str:
     )
 
 
+def loader_error(error: Exception) -> BenchError | None:
+    """Returns what broke in a loader, or None if something else did."""
+    if isinstance(error, BenchError):
+        return None
+    # Reading what a dead worker has sent breaks in many ways: that it is dead is what matters.
+    is_cut_off = isinstance(error, ConnectionError | EOFError)
+    trouble = loader_trouble(WATCH.trouble(wait_s=1.0 if is_cut_off else 0.0) or error)
+    return None if trouble is None else BenchError(*trouble)
+
+
 @contextmanager
 def loader_errors() -> Iterator[None]:
-    """Say plainly what broke in a loader; torch raises wherever the main thread happens to be."""
+    """Say plainly what broke in a loader that is used within the context."""
     try:
         yield
-    except BenchError:
-        raise
     except Exception as error:
-        # Reading what a dead worker has sent breaks in many ways: that it is dead is what matters.
-        is_cut_off = isinstance(error, ConnectionError | EOFError)
-        if (trouble := loader_trouble(WATCH.trouble(wait_s=1.0 if is_cut_off else 0.0) or error)) is None:
+        if (explained := loader_error(error)) is None:
             raise
-        raise BenchError(*trouble) from error
+        raise explained from error
 
 
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise a `BenchError` where a loader without workers gives nothing for so long; only the main thread can be interrupted."""
-
-    def late(number: int, frame: Any) -> None:
-        raise BenchError("timeout", hung(seconds))
-
-    is_free = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
-    )
-    if not is_free or seconds > LONGEST_ALARM_S:
-        yield
-        return
-    signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds + 1)  # a loader with workers says it better, and at the same time
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-def next_of(batches: Iterator[Any], timeout_s: float) -> Any:
+def next_of(batches: Iterator[Any]) -> Any:
     """Returns the next batch, or None after the last."""
-    with loader_errors():
-        try:
-            with limited(timeout_s):
-                return next(batches, None)
-        except Exception as error:
-            if loader_trouble(error) is not None or is_out_of_memory(error) or isinstance(error, BenchError):
-                raise
-            raise BenchError("user", f"the loader raised {one_line(error)}") from error
+    try:
+        return next(batches, None)
+    except Exception as error:
+        if loader_trouble(error) is not None or is_out_of_memory(error) or isinstance(error, BenchError):
+            raise
+        raise (loader_error(error) or BenchError("user", f"the loader raised {one_line(error)}")) from error

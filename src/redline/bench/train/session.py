@@ -77,7 +77,7 @@ class TrainingSession:
             self._supply = settle_loss(workload, self._supply)
         take_over(workload, self._supply.first, data)
         note_what_stays(workload)
-        WATCH.begin()
+        WATCH.begin(self._train.data.loader_timeout_s)
         self._checkpoint: Checkpoint | None = None
         self.epochs: list[Epoch] = []
 
@@ -92,7 +92,7 @@ class TrainingSession:
             return replace(arrived, args=args, kwargs=kwargs)
 
         first = replace(self._supply.first, args=setup.args, kwargs=setup.kwargs)
-        self._supply = replace(self._supply, first=first, arrive=arrive)
+        self._supply = replace(self._supply, first=first, arrive=arrive if setup.input_changes else plain)
         loss, self._rate = setup.workload.loss, learning_rate_of(self._spec)
         loss.is_static = is_recorded(setup)
         loss.put(first.targets)
@@ -205,7 +205,8 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
         inputs: Any = torch.zeros(batch, len(data.mean), size, size)
     else:
         assert spec.train is not None
-        batch_given = next_of((data.first for _ in range(1)), spec.train.data.loader_timeout_s)
+        with WATCH.on(spec.train.data.loader_timeout_s):
+            batch_given = WATCH.wait(lambda: next_of(data.first for _ in range(1)))
         if batch_given is None:
             raise BenchError("user", "the training loader gave no batch")
         parted = part_batch(batch_given)
