@@ -28,13 +28,14 @@ from redline.bench.device import open_device, resolve_device
 from redline.bench.device.base import Device
 from redline.bench.measure.blocks import measure_block
 from redline.bench.recipe.compose import apply_recipe
+from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.called import OwnStep
 from redline.bench.workload.handed import sort_out, workload_of, workload_of_step
 from redline.bench.workload.step import make_step
 from redline.bench.workload.workload import Workload
-from redline.model.protocol import Measure
-from redline.model.spec import Recipe, WorkloadSpec
+from redline.model.protocol import Close, EpochReply, Measure, Prepare, PreparedReply, TrainEpoch
+from redline.model.spec import DataSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 
 ROUND_S = 0.005
 """Short, so that on a busy machine some rounds are not interrupted."""
@@ -44,6 +45,8 @@ SETTLE = 0.25
 """Steps that run before each round, on either side, as a share of the round: caches are cold after a change of sides."""
 AIM = (0.99, 1.01)
 SEED = 0
+EPOCHS, EPOCH_STEPS = "epochs on data", 2000
+"""This case stands apart: its steps load, and note when the data came and what the loss was."""
 
 Loop = Callable[[], Any]
 
@@ -304,6 +307,55 @@ def plain_seconds(loop: Loop, device: Device, case: Case, steps: int) -> float:
     return (ended - started) / steps
 
 
+def data_model() -> nn.Module:
+    return mlp(64, 4)
+
+
+def data_loaders() -> tuple[Any, None]:
+    cpu = torch.device("cpu")
+    return [(draw(8, 64, device=cpu), classes(8, cpu))] * EPOCH_STEPS, None
+
+
+def compare_epochs(device: str, rounds: int) -> tuple[float, float, float, float]:
+    """The same figures for `redline train`: a step of an epoch on batches that lie in a list."""
+    spec = RunSpec(
+        workload=WorkloadSpec(model=f"{__file__}:data_model", task="train"),
+        device=device,
+        train=TrainSpec(data=DataSpec(name=f"{__file__}:data_loaders"), epochs=rounds + 1, weight_decay=0.0),
+    )
+    where, (batches, _) = torch.device(device), data_loaders()
+    plain = data_model().to(where)
+    optimizer = optimizer_of("sgd", plain)
+
+    def epoch() -> float:
+        started = time.perf_counter()
+        for x, labels in batches:
+            F.cross_entropy(plain(x.to(where)), labels.to(where)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        open_device(device).synchronize()
+        return time.perf_counter() - started
+
+    session = BenchSession(lambda progress: None)
+    prepared = session.handle(Prepare(spec=spec))
+    assert isinstance(prepared, PreparedReply), prepared
+    pairs, busy = [], []
+    epoch()
+    for number in range(1, rounds + 1):
+        before = time.thread_time()
+        plain_s = epoch()
+        between = time.thread_time()
+        reply = session.handle(TrainEpoch(number=number))
+        assert isinstance(reply, EpochReply), reply
+        pairs.append((plain_s / EPOCH_STEPS, reply.epoch.train_s / EPOCH_STEPS))
+        busy.append((between - before, time.thread_time() - between))
+    session.handle(Close())
+    plain_s, redline_s = (min(column) for column in zip(*pairs, strict=True))
+    plain_busy_s, redline_busy_s = (min(column) for column in zip(*busy, strict=True))
+    ratio = statistics.median(plain / own for plain, own in pairs)
+    return plain_s, plain_s / redline_s, ratio, plain_busy_s / redline_busy_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -321,6 +373,11 @@ def main() -> None:
         plain_s, shortest, middle, busy = compare(case, device, arguments.rounds)
         ratios.append(busy if arguments.device == "cpu" else shortest)
         print(f"{case.name:34} {plain_s * 1e6:9.1f} µs {shortest:9.3f} {middle:7.3f} {busy:10.3f}", flush=True)
+    if arguments.only in EPOCHS:
+        plain_s, shortest, middle, busy = compare_epochs(arguments.device, max(2, arguments.rounds // 20))
+        print(f"{EPOCHS:34} {plain_s * 1e6:9.1f} µs {shortest:9.3f} {middle:7.3f} {busy:10.3f}", flush=True)
+    if not ratios:
+        return
     within = sum(AIM[0] <= ratio <= AIM[1] for ratio in ratios)
     print(f"\n{within} of {len(ratios)} between {AIM[0]} and {AIM[1]}; the least is {min(ratios):.3f}")
 

@@ -183,38 +183,38 @@ class LoaderWatch:
         self._since: float | None = None
         """The main thread has waited for a batch since then."""
         self._timeout_s = math.inf
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: Any = None
         self._was_set = False
 
-    def begin(self, timeout_s: float) -> None:
-        self._found, self._timeout_s = None, timeout_s
-        if threading.current_thread() is not threading.main_thread():
-            return
-        self._before = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, self._look)}
-        self._was_set = signal_handling._SIGCHLD_handler_set
-        signal_handling._SIGCHLD_handler_set = True  # else torch would put its own in place
-        if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and timeout_s <= LONGEST_ALARM_S:
-            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._look)
-            tick_s = max(timeout_s / 4, SHORTEST_TICK_S)
-            signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
+    def begin(self) -> None:
+        """Watch the workers from now on."""
+        self._found = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGCHLD, self._look)
+            self._was_set = signal_handling._SIGCHLD_handler_set
+            signal_handling._SIGCHLD_handler_set = True  # else torch would put its own in place
 
     def end(self) -> None:
-        if signal.SIGALRM in self._before:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        if self._before:
+        if self._before is not None:
+            signal.signal(signal.SIGCHLD, self._before)
             signal_handling._SIGCHLD_handler_set = self._was_set
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+            self._before = None
 
     @contextmanager
-    def on(self, timeout_s: float) -> Iterator[None]:
-        """Watch while the context is held."""
-        self.begin(timeout_s)
+    def limited(self, timeout_s: float) -> Iterator[None]:
+        """Let no wait take longer while the context is held. A look now and then costs a batch nothing, as a timer for each would."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL or timeout_s > LONGEST_ALARM_S:
+            yield
+            return
+        self._timeout_s, tick_s = timeout_s, max(timeout_s / 4, SHORTEST_TICK_S)
+        signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
         try:
             yield
         finally:
-            self.end()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def wait(self, get: Callable[[], T]) -> T:
         """Returns what `get` does, which waits for a loader. What broke in the loader is said plainly."""
@@ -278,19 +278,21 @@ class Feed:
         self._batches, self._arrive, self._timeout_s = batches, arrive, timeout_s
         self._lane = device.lane() if prefetch else None
         self._queue: queue.Queue[Started | BaseException | None] | None = None
-        self._stop = threading.Event()
+        self._stop, self._limit = threading.Event(), WATCH.limited(timeout_s)
         if prefetch and threaded:
             self._queue = queue.Queue(maxsize=AHEAD)
             self._thread = threading.Thread(target=self._load, name="redline-prefetch", daemon=True)
             self._thread.start()
 
     def __enter__(self) -> Feed:
+        self._limit.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the thread; one that hangs in the loader is left to the end of the process."""
+        self._limit.__exit__(None, None, None)
         self._stop.set()
         if self._queue is not None:
             while not self._queue.empty():

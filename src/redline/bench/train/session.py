@@ -77,7 +77,7 @@ class TrainingSession:
             self._supply = settle_loss(workload, self._supply)
         take_over(workload, self._supply.first, data)
         note_what_stays(workload)
-        WATCH.begin(self._train.data.loader_timeout_s)
+        WATCH.begin()
         self._checkpoint: Checkpoint | None = None
         self.epochs: list[Epoch] = []
 
@@ -205,7 +205,7 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
         inputs: Any = torch.zeros(batch, len(data.mean), size, size)
     else:
         assert spec.train is not None
-        with WATCH.on(spec.train.data.loader_timeout_s):
+        with WATCH.limited(spec.train.data.loader_timeout_s):
             batch_given = WATCH.wait(lambda: next_of(data.first for _ in range(1)))
         if batch_given is None:
             raise BenchError("user", "the training loader gave no batch")
