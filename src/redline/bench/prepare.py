@@ -189,9 +189,9 @@ class Workbench:
         step = self._first_call(setup)
         assert isinstance(step, TrainingStep)
         training.begin(setup, step)
+        self.training, self.step = training, step
         work = self._count(setup)
         setup.settle()
-        self.training, self.step = training, step
         if request.checkpoint is not None:
             training.resume(request.checkpoint)
         self._enter("ready")

@@ -198,7 +198,7 @@ class LoaderWatch:
         if self._before is not None:
             signal.signal(signal.SIGCHLD, self._before)
             signal_handling._SIGCHLD_handler_set = self._was_set
-            self._before = None
+            self._before = self._found = None
 
     @contextmanager
     def limited(self, timeout_s: float) -> Iterator[None]:

@@ -77,7 +77,6 @@ class TrainingSession:
             self._supply = settle_loss(workload, self._supply)
         take_over(workload, self._supply.first, data)
         note_what_stays(workload)
-        WATCH.begin()
         self._checkpoint: Checkpoint | None = None
         self.epochs: list[Epoch] = []
 
@@ -105,6 +104,7 @@ class TrainingSession:
             with step.context():
                 step.record()
         self._step, self._stepper = step, Stepper(setup, step, self._supply, self._train.data)
+        WATCH.begin()
         self._training = Training(self._train, self._stepper, self._spec.seed, self._rate, self._tell)
 
     @property
