@@ -76,11 +76,14 @@ def test_the_findings_come_first_and_then_the_tables(trace: Path) -> None:
     order = [
         "1. data-wait (",
         "change: more loader workers",
-        "time by class",
+        "where the time goes",
         "kernels: ",
-        "operators, by device time",
+        "more tables with -v: ",
     ]
     assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
+    assert "time by class" not in text
+    assert "time by class" in run(trace, "-v").stdout
+    assert "operators, by calls" in run(trace, "--sort", "calls").stdout, "asked for, they are shown"
     assert "sm90_xmma_gemm" in text
     assert "ui.perfetto.dev" in text
     assert run(trace, "-q").stdout.count("\n") <= 2, "the answer alone"

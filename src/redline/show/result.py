@@ -136,6 +136,8 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
         for block in result.blocks
         if verbose or not block.is_detail
     ]
+    if hidden := [table.name.replace("_", " ") for table in result.tables if table.rows and table not in shown]:
+        parts.append(Remark(f"more tables with -v: {', '.join(hidden)}", "dim"))
     parts += _note_lines(result, shown, verbose=verbose)
     if result.next:
         parts.append(Text(f"next: {result.next}", style="bold"))

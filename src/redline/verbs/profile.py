@@ -42,7 +42,7 @@ from redline.verbs.verb import WORKLOAD, Recipes, verb
 from redline.verbs.workspace import Workspace, one_spec, specs_of, use
 
 Sort = Literal["device", "host", "memory", "calls"]
-SHOWN = 12
+SHOWN = 8
 """Rows of each table that are shown without -v."""
 PERFETTO = "https://ui.perfetto.dev"
 
@@ -298,7 +298,7 @@ def result_of(profile: Profile, record: RunRecord | None = None, sort: Sort | No
         headline=_headline(profile),
         tables=(
             Table(name="findings", rows=tuple(map(_finding_row, profile.findings)), is_list=True),
-            *_tables(profile, sort or ("device" if profile.has_device else "host")),
+            *_shown_first(profile, sort),
         ),
         about=_about(profile),
         notes=tuple(_notes(profile)),
@@ -308,6 +308,17 @@ def result_of(profile: Profile, record: RunRecord | None = None, sort: Sort | No
         profile=profile,
         record=record,
     )
+
+
+AT_A_GLANCE = frozenset(("timeline", "phases", "ranks", "counters"))
+"""Tables that are shown without -v, beside the findings and the longest kernels."""
+
+
+def _shown_first(profile: Profile, sort: Sort | None) -> Iterator[Table]:
+    """Yields all tables; without -v a terminal shows few, among them the operators where they were asked for or are all there is."""
+    work = "kernels" if profile.kernels and profile.has_device and sort is None else "operators"
+    for table in _tables(profile, sort or ("device" if profile.has_device else "host")):
+        yield table if table.name in AT_A_GLANCE or table.name == work else table.as_detail()
 
 
 WHOLE = Figure(name="whole", unit="s", doc="The time of the recorded steps without the profiler, where that is known.")
