@@ -50,7 +50,9 @@ def test_nothing_that_a_command_started_stays(supervisor: Supervisor, tmp_path: 
         other = supervisor.start(LAUNCH, log, command=["sh", "-c", "sleep 600 & setsid -f sleep 600; wait"])
         process = supervisor.start(LAUNCH, log, command=["sh", "-c", script + ("" if how == "ends" else "sleep 600")])
         assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
-        assert wait_until(lambda: len(psutil.Process(other.pid).children()) == 2), psutil.Process(other.pid).children()
+        assert wait_until(lambda: len(psutil.Process(other.pid).children()) == 2, 60.0), psutil.Process(
+            other.pid
+        ).children()
         started = [process.pid, *map(int, pids.read_text().split())]
         others = [other.pid, *(child.pid for child in psutil.Process(other.pid).children())]
         if how == "desk hangs up":
