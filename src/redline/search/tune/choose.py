@@ -18,7 +18,7 @@ import numpy as np
 from redline.model.protocol import AFTER_COMPILING
 from redline.search.group import Pending
 from redline.search.tune.beliefs import Beliefs, Floats
-from redline.search.tune.costs import CONTENTION, Costs
+from redline.search.tune.costs import CONTENTION, HANGS, Costs, unproven_of
 from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.standings import Estimate
@@ -167,7 +167,7 @@ def _most_promising(
     search: Search, beliefs: Beliefs, costs: Costs, gains: Floats, others: Sequence[Switches]
 ) -> list[tuple[Switches, float]]:
     """Returns recipes with what they bring on average, the most promising first; one that is likely to break counts for less."""
-    lessons = search.lessons()
+    lessons, timed = search.lessons(), search.timed().keys()
     done = {*search.tried(), *others, *search.given_up}
     at_risk_s = max(search.allowance_s, 0.1 * FAILED_SHARE * search.budget_s) / 2
     found: list[tuple[Switches, float]] = []
@@ -179,9 +179,10 @@ def _most_promising(
         compiles = costs.compiles(switches)
         if switches in done or not left[compiles] or _is_shown_already(search, switches):
             continue
-        chance = lessons.chance(switches)
-        if (1 - chance) * costs.seconds(switches) > at_risk_s:
+        known = lessons.chance(switches)
+        if (1 - known) * costs.seconds(switches) > at_risk_s:
             continue
+        chance = known * (1 - HANGS) ** len(unproven_of(switches, timed, search.space))
         if gains[index] * chance >= LEAST_GAIN:
             found.append((switches, float(gains[index]) * chance))
             left[compiles] -= 1

@@ -8,14 +8,14 @@ every answer is a chance: the logarithm of the seconds is normal, and a few comp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from statistics import NormalDist, median
 
 from redline.model.protocol import SwitchChoice
 from redline.model.spec import Task
 from redline.model.work import Facts
-from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
+from redline.search.tune.space import BASELINE, BY_BLOCK, Space, Switches
 from redline.search.tune.state import Search
 
 COMPILE_START_S, COMPILE_OPERATOR_S = 5.0, 0.035
@@ -197,3 +197,9 @@ class Costs:
     def _sd(self, switches: Switches) -> float:
         is_known = self.is_cached(switches) or not self.compiles(switches) or self._kind(switches) in self._ratios
         return KNOWN_SD if is_known else UNKNOWN_SD
+
+
+def unproven_of(switches: Switches, timed: Collection[Switches], space: Space) -> list[str]:
+    """Returns the switches of a recipe that no sound recipe has held yet; those of one name stand for each other."""
+    names = {switch.partition(":")[0] for recipe in timed for switch in recipe}
+    return [switch for switch in switches if switch.partition(":")[0] not in names]
