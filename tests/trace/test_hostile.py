@@ -94,6 +94,7 @@ def test_damaged_gzip_gives_what_came_before(tmp_path: Path, whole: bytes, monke
         ('{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "neither operators nor device work"),
         ('{"traceEvents": ' + "[" * 1_000_000, "no whole event"),
         ("[" * 1_000_000, "no whole event"),
+        ('{"traceEvents": [' + ', {"a":[1' * 30_000, "no whole event"),
         ("[" * 1_000_000 + "]" * 1_000_000, "no whole event"),
         ('{"a":' * 100_000, "no list 'traceEvents'"),
     ],

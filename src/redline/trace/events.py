@@ -323,6 +323,10 @@ _CUT_WORD = 8
 """A word or an escape that the end of the text cuts off, such as `-Infinit`, begins at most so far before it."""
 
 
+_TOO_DEEP = 500
+"""Python's JSON reader gives up on brackets inside each other after no fewer characters than this."""
+
+
 class EventReader:
     """Goes through a file once. The JSON around the events is kept aside, the events are handed on batch by batch."""
 
@@ -435,7 +439,7 @@ class EventReader:
             try:
                 value, end = _PYTHONS_JSON.raw_decode(text, position)
             except (ValueError, RecursionError) as error:
-                wrong = error.pos if isinstance(error, json.JSONDecodeError) else position + 1
+                wrong = error.pos if isinstance(error, json.JSONDecodeError) else position + _TOO_DEEP
                 is_cut = wrong + _CUT_WORD >= len(text) or str(error).startswith("Unterminated")
                 border = _NEXT_EVENT.search(text, _comma_before(text, position, wrong))
                 if border is None or (is_cut and not is_last):
