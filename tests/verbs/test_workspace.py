@@ -160,13 +160,15 @@ READING: dict[str, Callable[[Workspace], object]] = {
 
 
 @pytest.mark.parametrize("verb", FAKED)
-def test_a_history_that_cannot_be_written_to_is_told_before_anything_is_measured(verb: str, tmp_path: Path) -> None:
-    History.open(tmp_path / "kept.sqlite").close()
-    door = fake_door()
-    with (
-        Workspace(door=door, history=f"sqlite:///{tmp_path / 'kept.sqlite'}?mode=ro&uri=true") as workspace,
-        pytest.raises(StoreError, match=r"cannot write to the history at .*kept.sqlite: attempt to write a readonly"),
-    ):
+def test_a_history_that_cannot_be_written_to_is_told_before_anything_is_measured(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(history: History) -> None:
+        raise StoreError(f"cannot write to {history.location}")
+
+    monkeypatch.setattr(History, "require_writable", refuse)
+    door, place = fake_door(), tmp_path / "kept.sqlite"
+    with Workspace(door=door, history=place) as workspace, pytest.raises(StoreError, match=r"kept\.sqlite"):
         FAKED[verb](workspace)
     assert door.clock_s == 0.0
 
