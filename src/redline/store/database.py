@@ -226,11 +226,12 @@ class Database:
         if self.only_to_read:
             raise StoreError(f"cannot write to the history at {self.location}: it was opened only to read")
         self._mind_forks()
-        writer = self._engine.execution_options(redline_writes="durable" if durable else "usual")
         while True:
             try:
-                with self._in_one_line(doing), writer.begin() as connection:
-                    return deed(connection)
+                with self._in_one_line(doing), self._engine.connect() as connection:
+                    connection.execution_options(redline_writes="durable" if durable else "usual")
+                    with connection.begin():
+                        return deed(connection)
             except StoreError as error:
                 if not patient or not self._is_away(error.__cause__):
                     raise

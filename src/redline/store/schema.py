@@ -6,6 +6,7 @@ appended, so writing one costs the same however many there are. No column carrie
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
@@ -180,15 +181,19 @@ def put(connection: Connection, table: Table, *rows: dict[str, Any], replace: bo
 
     So a write may be given again when its answer was lost.
     """
-    statement: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+    statement = _inserting(table, connection.dialect.name, replace)
+    counted = {"preserve_rowcount": True}
+    return connection.execute(statement, list(rows), execution_options=counted).rowcount if rows else 0
+
+
+@cache
+def _inserting(table: Table, dialect: str, replace: bool) -> Any:
+    statement: Any = (sqlite if dialect == "sqlite" else postgresql).insert(table)
     keys = [column.name for column in table.primary_key.columns]
     others = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys}
     if replace and others:
-        statement = statement.on_conflict_do_update(index_elements=keys, set_=others)
-    else:
-        statement = statement.on_conflict_do_nothing(index_elements=keys)
-    counted = {"preserve_rowcount": True}
-    return connection.execute(statement, list(rows), execution_options=counted).rowcount if rows else 0
+        return statement.on_conflict_do_update(index_elements=keys, set_=others)
+    return statement.on_conflict_do_nothing(index_elements=keys)
 
 
 def record_row(record: RunRecord, *, over: bool) -> dict[str, Any]:
