@@ -99,7 +99,9 @@ def _figures_of(found: TuneSummary, leader: Ranked) -> str:
     }
     wanted = ["throughput", "ttft", "tpot", "bandwidth_share", FIGURE_OF.get(found.tune.tune.objective, "throughput")]
     known = {name: metric_of(row, name) for name in dict.fromkeys(wanted)}
-    parts += [words[name].format(metric.in_words) for name, metric in known.items() if metric is not None]
+    parts += [
+        words[name].format(metric.in_words) for name, metric in known.items() if metric and not metric.is_too_noisy
+    ]
     return ", ".join(parts) + (f" at batch {row.batch}" if row.batch else "")
 
 
