@@ -113,7 +113,7 @@ def nodes_of(source: str) -> list[ast.AST]:
 
 LAZY = {
     "__init__.py": "public names are loaded when they are first used",
-    "api/pytest_plugin.py": "pytest loads it at every start",
+    "verbs/pytest_plugin.py": "pytest loads it at every start",
     "verbs/watch.py": "the hooks load torch, in a program that uses it",
     "bench/supervisor.py": "torch is loaded once the desk is there",
     "bench/recipe/switches/generation.py": "the kernels load triton, which only GPUs need",

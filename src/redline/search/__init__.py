@@ -1,4 +1,4 @@
 """Loops that ask the bench for more measurements: what is measured next, and when it is enough.
 
-Called by `api/` with a door, a journal and an observer. What comes out are records; `analyze/` draws the conclusions.
+Called by `verbs/` with a door, a journal and an observer. What comes out are records; `analyze/` draws the conclusions.
 """

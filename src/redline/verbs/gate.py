@@ -21,16 +21,6 @@ from redline.analyze.gate import (
     Judged,
     judged_at,
 )
-from redline.api.gate import (
-    BUDGET_S,
-    Gate,
-    GateBenchmark,
-    check_budget,
-    gate_run,
-    load_benchmarks,
-    open_baseline,
-    remembered,
-)
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
 from redline.model.metrics import Figure, Headline, Metric, Row, Table
@@ -41,6 +31,16 @@ from redline.search.gate import Clock
 from redline.show.folder import check_file, write_text
 from redline.show.result import Result
 from redline.show.terminal import one_line
+from redline.verbs.gate_bench import (
+    BUDGET_S,
+    Gate,
+    GateBenchmark,
+    check_budget,
+    gate_run,
+    load_benchmarks,
+    open_baseline,
+    remembered,
+)
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 

@@ -8,7 +8,7 @@ import pytest
 
 # Loaded here: pytester forgets what a run has imported, and numpy and SQLAlchemy cannot be loaded twice.
 
-PLUGIN = "redline.api.pytest_plugin"
+PLUGIN = "redline.verbs.pytest_plugin"
 pytest_plugins = ["pytester"]
 
 CONFTEST = """

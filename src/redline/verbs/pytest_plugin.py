@@ -70,8 +70,8 @@ def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchma
         fail_on: Sequence[CheckName] = (),
         **settings: Any,
     ) -> GateRow:
-        from redline.api.gate import against_history
         from redline.model.errors import RedlineError
+        from redline.verbs.gate_bench import against_history
 
         nonlocal measured
         measured += 1
