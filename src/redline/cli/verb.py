@@ -198,8 +198,9 @@ def _write(result: Any, output: Output, workspace: Any) -> None:
     from redline.show.result import markdown
     from redline.show.trackers import log_result
 
-    if (output.save is not None or output.report is not None) and not result.record_ids:
-        raise UsageError("nothing was measured, so there are no records: leave out --save and --report")
+    asked = [option for option, value in (("--save", output.save), ("--report", output.report)) if value is not None]
+    if asked and not result.record_ids:
+        raise UsageError(f"nothing was measured, so there are no records: leave out {' and '.join(asked)}")
     if output.save is not None:
         try:
             with output.save.open("wb") as file:

@@ -140,7 +140,7 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
         parts.append(Remark(f"more tables with -v: {', '.join(hidden)}", "dim"))
     parts += _note_lines(result, shown, verbose=verbose)
     if result.next:
-        parts.append(Text(f"next: {result.next}", style="bold"))
+        parts.append(Remark(f"next: {result.next}", "bold", first=""))
     return Group(*parts)
 
 
@@ -202,11 +202,11 @@ def _all_notes(result: Result, shown: Sequence[Table]) -> tuple[list[str], list[
 
 
 def _note_lines(result: Result, tables: Sequence[Table], *, verbose: bool) -> Iterator[RenderableType]:
-    first, again = _all_notes(result, tables)
-    shown = [*first, *again] if verbose else first[:MOST_NOTES]
+    notes = [line for kind in _all_notes(result, tables) for line in kind]
+    shown = notes if verbose else notes[:MOST_NOTES]
     for line in shown:
         yield Remark(line, "yellow")
-    if left := len(first) + len(again) - len(shown):
+    if left := len(notes) - len(shown):
         yield Text(f"  {left} more with -v", style="dim")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -20,6 +22,10 @@ PIPE_WIDTH = 160
 
 class SafeConsole(Console):
     """Shows what a terminal would obey, such as an escape sequence in a model's name, as a question mark."""
+
+    def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
+        """Prints as `Console` does, but whole: a path that is longer than a line goes on in the next."""
+        super().print(*objects, crop=crop, **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -60,18 +66,22 @@ def make_table(title: Text | None) -> Table:
 
 
 class Remark:
-    """A sentence beside a table; all of its lines are indented, the first less where it begins with a number or a name."""
+    """A sentence beside a table; its lines are indented below its first word, and a path is never split."""
 
-    def __init__(self, text: str, style: str, *, first: str = "") -> None:
-        self._text = Text(text, style=style)
-        self._first = Text(first or "  ", style=style)
+    def __init__(self, text: str, style: str, *, first: str = "  ") -> None:
+        self._text, self._style, self._first = text, style, first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        start, width = self._first, max(options.max_width - len(self._first), 1)
-        for line in self._text.wrap(console, width):
-            line.rstrip()
-            yield start.copy().append_text(line)
-            start = Text(" " * len(start))
+        lines = textwrap.wrap(
+            self._text,
+            max(options.max_width, len(self._first) + 1),
+            initial_indent=self._first,
+            subsequent_indent=" " * len(self._first),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines:
+            yield Text(line, style=self._style, no_wrap=True, overflow="ignore")
 
 
 GAP = 3

@@ -166,7 +166,7 @@ def checked_benchmark(benchmark: GateBenchmark) -> GateBenchmark:
             got = shown_number(value) if is_number else f"{value!r:.{LONGEST_NAME}}"
             raise SpecError(f"{name} must be above 0 and below {most}, got {got}: 0.05 is 5 %")
     for name in benchmark.fail_on:
-        require_choice("fail-on", name, CheckName)
+        require_choice("fail_on", name, CheckName)
     in_order = tuple(name for name in get_args(CheckName) if name in benchmark.fail_on)
     return msgspec.structs.replace(benchmark, fail_on=in_order)
 

@@ -238,7 +238,7 @@ class TestSpending:
             assert left == pytest.approx(max(budget_s - found.tune.seconds, 0), abs=0.1)
             assert parts["baseline"] > 0
             assert parts["race"] > 0
-            assert bool(found.untried) == (budget_s == 60.0)
+            assert bool(found.tune.untried) == (budget_s == 60.0)
 
 
 class TestAgainstTheTruth:
