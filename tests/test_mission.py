@@ -748,16 +748,18 @@ def test_row_27_the_workshops_lines_run_verbatim_also_under_torchrun(
         printed = capsys.readouterr().out.splitlines()
         for start in ("Throughput:", "Standard deviation:", "Throughput [img/sec] :", "Time per mini-batch :", *prints):
             assert any(row.startswith(start) for row in printed), (line, start)
-    line = f"--nproc-per-node 2 {SCRIPT} --network resnet50 --batch-size 128 --iterations 2 {SMALL} --batch-size 6"
+    line = f"--nproc-per-node 2 {SCRIPT} --network resnet50 --batch-size 128 --iterations 2 {SMALL} --batch-size 5"
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", *shlex.split(line)],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert {"Global batch size: 6", "Local batch size: 3", "World size: 2", "Num devices: 2"} <= set(
-        done.stdout.splitlines()
-    )
+    printed = done.stdout.splitlines()
+    assert {"Global batch size: 5", "Local batch size: 3", "World size: 2", "Num devices: 2"} <= set(printed)
+    assert any("[GPU 1] Local batch size: 2" in row for row in printed), "a batch that two ranks cannot share equally"
+    for start in ("**** Launching with torchrun ****", "[GPU 0] Epoch 1: Loss = ", "[GPU 1] Epoch 1: Loss = "):
+        assert any(row.startswith(start) for row in printed), start
 
 
 def test_row_28_the_workshop_fills_in_its_results_and_checks_itself(tmp_path: Path) -> None:

@@ -290,21 +290,6 @@ def port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-@pytest.mark.slow
-def test_two_ranks_under_torchrun_split_the_batch(port: int) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
-               SCRIPT.name, "--network", "simple_cnn", "--batch-size", "5", "--iterations", "2", *TINY]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=SCRIPT.parent)
-    assert done.returncode == 0, done.stderr
-    assert "**** Launching with torchrun ****" in done.stdout
-    assert re.search(r"^\[GPU 0\] Epoch 1: Loss = ", done.stdout, re.M)
-    assert re.search(r"^\[GPU 1\] Epoch 1: Loss = ", done.stdout, re.M)
-    assert "Global batch size: 5" in done.stdout.splitlines()
-    assert "[GPU 1] Local batch size: 2" in done.stdout
-    assert "World size: 2" in done.stdout.splitlines()
-    assert "Num devices: 2" in done.stdout.splitlines()
-
-
 def test_a_rank_of_gloo_ends_at_once_and_others_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profilers write their files as an interpreter ends; a thread of gloo may abort it then."""
     joined, left = threading.Event(), []

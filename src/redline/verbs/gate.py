@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from redline.analyze.checks import Check
+from redline.analyze.checks import Check, CheckName
 from redline.analyze.compare import why_broken
 from redline.analyze.gate import (
     GateRow,
@@ -23,6 +23,7 @@ from redline.analyze.gate import (
 )
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
+from redline.model.fields import require_choice
 from redline.model.metrics import Figure, Headline, Metric, Row, Table
 from redline.model.note import Note, note
 from redline.model.settings import HOW, OUTPUT, WHAT, setting
@@ -139,6 +140,8 @@ def gate(
         raise UsageError("--benchmark goes with --bisect" if benchmark else "give --baseline, or --bisect GOOD..BAD")
     if undecided not in ("fail", "ok"):
         raise SpecError(f"undecided must be fail or ok, got {undecided!r}")
+    for name in fail_on:
+        require_choice("fail-on", name, CheckName)
     if junit is not None:
         check_file(junit)
     benchmarks, environment = load_benchmarks(file, given, threshold=threshold, fail_on=fail_on, trust=trust)
