@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from io import BufferedIOBase, BufferedReader
 from pathlib import Path
@@ -16,6 +17,8 @@ MOST_DOCUMENT_BYTES = 2**30
 
 def open_to_read(path: Path) -> BufferedReader:
     """The file, open. A pipe that nobody writes into is empty; opening it in the usual way would wait for a writer."""
+    if "\0" in str(path):  # no file can have this name, and Python would raise a ValueError
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(descriptor, True)  # a writer that is there already is waited for
     try:

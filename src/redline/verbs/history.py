@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from gzip import GzipFile
@@ -583,7 +584,8 @@ def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
         raise SpecError(f"cannot write {path}: {error.strerror}") from None
     finally:
         if not is_other:
-            unfinished.unlink(missing_ok=True)
+            with suppress(FileNotFoundError, NotADirectoryError):  # it was renamed, or could not be made
+                unfinished.unlink()
 
 
 @verb(examples=("redline history import backup.redline",))
