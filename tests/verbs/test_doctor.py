@@ -1,11 +1,12 @@
-"""Each rule of the doctor on a machine that has the problem and on one that does not."""
+"""Each fact of the doctor, on a faked machine that has the problem and on one that has not; and what this machine really says."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,286 +14,297 @@ from typing import Any
 import pynvml
 import pytest
 
+from redline.bench import doctor as bench
+from redline.bench.doctor import Torch, health
 from redline.model.protocol import Health, HealthItem
-from redline.verbs.doctor import Machine, NvidiaDriver, NvmlProblem, ask_nvml, examine, our_family, output_of
+from redline.model.record import DeviceInfo
+from redline.system.health import Machine, output_of
+from redline.verbs.doctor import Desk, Driver, ask_nvml, examine
 
-DRIVER = NvidiaDriver(version="570.124.06", cuda="12.8")
-NVIDIA = {
-    "dev/nvidia0": "",
-    "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 2025",
-    "proc/driver/nvidia/params": "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 0\n",
-    "proc/self/status": "Name:\tpython\nCapEff:\t0000000000000000\n",
-}
-AMD = {
-    "dev/kfd": "",
-    "dev/dri/renderD128": "",
-    "sys/module/amdgpu/version": "6.10.5\n",
-    "opt/rocm/.info/version": "6.3.1-48\n",
-}
-NCU_SAYS = """NVIDIA (R) Nsight Compute Command Line Profiler
-Copyright (c) 2018-2024 NVIDIA Corporation
-Version 2024.3.2.0 (build 34861637) (public-release)
-"""
-ROCPROFV3_SAYS = "version: 0.5.0\ngit_revision: 5fbb4ef\n"
-
+NVIDIA = {"dev/nvidia0": "", "dev/nvidiactl": "", "proc/driver/nvidia/params": "Foo: 4\nRmProfilingAdminOnly: 0\n"}
+AMD = {"dev/kfd": "", "dev/dri/renderD128": "", "opt/rocm/.info/version": "6.3.1-48\n"}
+TOPOLOGY = "sys/class/kfd/kfd/topology/nodes/1/properties"
+NO_GPU_NODE, GPU_NODE = {**AMD, TOPOLOGY: "simd_count 0"}, {**AMD, TOPOLOGY: "cpu_cores_count 0\nsimd_count 304"}
+WORKS = (True, "version 2024.3.2.0 (build 34861637)")
 MakeMachine = Callable[..., Machine]
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> MakeMachine:
-    """A machine with these files and nothing else, unless said otherwise."""
+    """A machine with these files and tools and nothing else, unless said otherwise."""
 
-    def make(files: dict[str, str] | None = None, tools: dict[str, str] | None = None, **changes: Any) -> Machine:
-        root = Path(tempfile.mkdtemp(dir=tmp_path))
+    def make(files: dict[str, str] | None = None, tools: tuple[str, ...] = (), **changes: Any) -> Machine:
         for name, text in (files or {}).items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        said = tools or {}
+            (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "root" / name).write_text(text)
         faked: dict[str, Any] = {
-            "root": root,
+            "root": tmp_path / "root",
             "environ": {"REDLINE_STORE": str(tmp_path / "data" / "history.sqlite")},
-            "python": (3, 12, 1),
-            "which": lambda name: f"/usr/bin/{name}" if name in said else None,
-            "output_of": lambda command: said[Path(command[0]).name],
             "access": lambda path, mode: True,
-            "group_of": lambda path: "render",
-            "installed": lambda package: None,
-            "nvml": lambda: DRIVER,
-            "family": lambda: {100},
-            "free_bytes": lambda folder: 50 * 2**30,
+            "which": lambda name: f"/usr/bin/{name}" if name in tools else None,
+            "output_of": lambda command: WORKS,
         }
         return Machine(**{**faked, **changes})
 
     return make
 
 
-def items_of(machine: Machine, health: Health | None = None) -> dict[str, HealthItem]:
-    items = examine(health or Health(items=()), machine)
+def closed(*nodes: str) -> dict[str, Any]:
+    return {"access": lambda path, mode: path.name not in nodes}
+
+
+def on_bus(vendor: str, kind: str) -> dict[str, str]:
+    device = "sys/bus/pci/devices/0000:01:00.0"
+    return {f"{device}/vendor": f"{vendor}\n", f"{device}/class": f"{kind}\n"}
+
+
+def is_as_told(item: HealthItem, ok: bool | None, says: str) -> None:
+    text = f"{item.seen} {item.mend}"
+    assert item.ok is ok
+    assert all(word in text for word in says.split()), text
+    assert "{" not in text, text
+    assert bool(item.mend) or ok is not False
+    assert "s3cret" not in text
+
+
+# What torch says
+
+CPU = Torch(version="2.6.0+cpu", torchvision="0.21.0+cpu", torchvision_needs="torch (==2.6.0)", threads=4, cpus=4)
+CUDA = replace(CPU, version="2.6.0+cu124", cuda="12.4", unavailable="No GPUs are available")
+ROCM = replace(CPU, version="2.6.0+rocm6.2", hip="6.2.41133", unavailable="No GPUs are available")
+H200 = DeviceInfo(kind="cuda", index=0, name="NVIDIA H200", memory_bytes=140 * 2**30, capability="9.0")
+ARCHES = ("sm_50", "sm_80", "sm_86", "sm_90")
+GPU = {"devices": (H200,), "arch_list": ARCHES, "unavailable": ""}
+DRIVERLESS = on_bus("0x10de", "0x030200")
+
+
+def hides(name: str, value: str) -> dict[str, Any]:
+    return {"environ": {name: value}}
+
+
+@pytest.mark.parametrize(
+    ("name", "view", "files", "changes", "ok", "says"),
+    [
+        ("torch", CPU, {}, {}, True, "torch 2.6.0+cpu, CPU only"),
+        ("torch", CUDA, NVIDIA, {}, True, "CUDA 12.4"),
+        ("torch", ROCM, AMD, {}, True, "ROCm 6.2.41133"),
+        ("torch", CUDA, {**NVIDIA, **AMD}, {}, True, ""),  # an AMD processor with graphics beside an NVIDIA card
+        ("torch", CPU, NVIDIA, {}, False, "an NVIDIA GPU, which this build cannot use"),
+        ("torch", CPU, GPU_NODE, {}, False, "an AMD GPU"),
+        ("torch", CPU, NO_GPU_NODE, {}, True, ""),  # servers without a GPU may have /dev/kfd too
+        ("torch", CUDA, AMD, {}, False, "an AMD GPU"),
+        ("torch", CPU, DRIVERLESS, {}, False, "an NVIDIA GPU"),
+        ("torch", CPU, on_bus("0x10de", "0x020000"), {}, True, ""),  # a network card by NVIDIA
+        ("torch", CPU, on_bus("0x8086", "0x030000"), {}, True, ""),
+        ("GPU", replace(CUDA, **GPU), NVIDIA, {}, True, "1 usable"),
+        *(("GPU", view, {}, {}, None, "measures on the CPU") for view in (CPU, CUDA, ROCM)),
+        ("GPU", CUDA, NVIDIA, hides("CUDA_VISIBLE_DEVICES", ""), False, "unset CUDA_VISIBLE_DEVICES"),
+        ("GPU", CUDA, NVIDIA, hides("CUDA_VISIBLE_DEVICES", "-1"), False, "unset CUDA_VISIBLE_DEVICES"),
+        ("GPU", CUDA, NVIDIA, hides("CUDA_VISIBLE_DEVICES", "0"), False, "No GPUs are available"),
+        ("GPU", CUDA, NVIDIA, hides("HIP_VISIBLE_DEVICES", ""), False, "No GPUs are available"),
+        ("GPU", ROCM, AMD, hides("HIP_VISIBLE_DEVICES", ""), False, "unset HIP_VISIBLE_DEVICES"),
+        ("GPU", ROCM, AMD, hides("ROCR_VISIBLE_DEVICES", ""), False, "unset ROCR_VISIBLE_DEVICES"),
+        ("GPU", replace(CUDA, unavailable="Found no NVIDIA driver"), DRIVERLESS, {}, False, "--gpus all"),
+        ("GPU", replace(CUDA, unavailable="The NVIDIA driver on your system is too old"), NVIDIA, {}, False, "older CUDA"),
+        ("GPU", replace(CUDA, unavailable="Error 803: unsupported display driver"), NVIDIA, {}, False, "reboot"),
+        ("GPU", replace(CUDA, unavailable="Error 802: system not yet initialized"), NVIDIA, {}, False, "fabricmanager"),
+        ("cuda:0", replace(CUDA, **GPU), NVIDIA, {}, True, "NVIDIA H200, 9.0, 140 GiB"),
+        ("cuda:0", replace(CUDA, **{**GPU, "arch_list": ("sm_70",)}), NVIDIA, {}, False, "sm_70"),
+        ("cuDNN", replace(CUDA, **GPU, dnn="9.1.0"), {}, {}, True, "9.1.0"),
+        ("cuDNN", replace(CUDA, **GPU), {}, {}, False, "cuDNN off LD_LIBRARY_PATH"),
+        ("MIOpen", replace(ROCM, **GPU, dnn="3.2.0"), {}, {}, True, "3.2.0"),
+        ("Triton", replace(CUDA, **GPU, triton="3.2.0"), {}, {}, True, "3.2.0"),
+        ("Triton", replace(CUDA, **GPU), {}, {}, False, "pip install triton"),
+        ("Triton", CPU, {}, {}, None, "torch.compile needs it"),
+        ("torchvision", CPU, {}, {}, True, "matches torch"),
+        ("torchvision", replace(CPU, torchvision=None), {}, {}, False, "not installed"),
+        ("torchvision", replace(CPU, version="2.6.1", torchvision_needs="torch==2.6.0"), {}, {}, False, "==2.6.0"),
+        ("torchvision", replace(CPU, version="2.15.0+cu132", torchvision_needs="torch (>=2.14.0)"), {}, {}, True, ""),
+        ("torchvision", replace(CPU, version="2.7.0a0+git1234", torchvision_needs="torch==2.7.0"), {}, {}, True, ""),
+        ("torchvision", replace(CPU, torchvision_error="nms does not exist"), {}, {}, False, "together"),
+        ("threads", CPU, {}, {}, True, "4 inside operators, on 4 CPUs"),
+        ("threads", replace(CPU, threads=2), {}, {}, True, ""),
+        ("threads", replace(CPU, threads=8), {}, {}, False, "--threads 4"),
+        ("threads", replace(CPU, threads=1, cpus=16), {}, {}, None, "--threads 16 OMP_NUM_THREADS"),
+        ("threads", CPU, {"sys/fs/cgroup/cpu.max": "150000 100000"}, {}, False, "--threads 2"),
+        ("threads", CPU, {"sys/fs/cgroup/cpu.max": "max 100000"}, {}, True, ""),
+        ("C++ compiler", CPU, {}, {"environ": {"CXX": "c++ -w"}}, True, "c++ -w compiles"),
+        ("C++ compiler", CPU, {}, {"output_of": lambda words: (False, "x\nerror: no Python.h")}, False, "Python.h python3-dev"),
+        ("C++ compiler", CPU, {}, {"output_of": output_of, "environ": {"CXX": "/no/such/c++"}}, False, "/no/such/c++ CXX"),
+    ],
+)  # fmt: skip
+def test_a_fact_of_torch(
+    machine: MakeMachine, name: str, view: Torch, files: dict[str, str], changes: dict[str, Any], ok: bool | None, says: str
+) -> None:  # fmt: skip
+    answer = health(replace(view, machine=machine(files, **changes)))
+    assert answer.devices == view.devices
+    is_as_told(next(item for item in answer.items if item.name == name), ok, says)
+
+
+def test_this_very_torch_answers() -> None:
+    items = {item.name: item for item in health().items}
+    assert {"torch", "GPU", "C++ compiler", "torchvision", "threads"} <= set(items)
+    assert items["torchvision"].ok
+    assert items["C++ compiler"].ok or shutil.which("g++") is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "ok"),
+    [
+        ("9.0", ARCHES, True),
+        ("8.9", ARCHES, True),  # sm_86 code runs on a later minor revision
+        ("8.0", ("sm_86", "sm_90"), False),
+        ("12.0", ARCHES, False),
+        ("12.0", (*ARCHES, "compute_90"), True),  # PTX is compiled on the spot
+        ("10.0", ("sm_90", "sm_90a", "compute_90a"), False),  # 'a' code runs where it was built for only
+        ("9.0", ("sm_90a",), True),
+        ("10.3", ("sm_100f",), True),
+        ("12.1", ("sm_120",), True),
+        ("gfx942", ("gfx90a", "gfx942"), True),
+        ("gfx1103", ("gfx1100",), False),
+        ("9.0", (), False),
+    ],
+)
+def test_code_runs_on_these_architectures(capability: str, arch_list: tuple[str, ...], ok: bool) -> None:
+    assert bench.runs_on(capability, arch_list) is ok
+
+
+@pytest.mark.parametrize(("number", "text"), [(92600, "9.26.0"), (90100, "9.1.0"), (8902, "8.9.2"), (3002000, "3.2.0")])
+def test_library_versions(number: int, text: str) -> None:
+    assert bench.dotted(number) == text
+
+
+# What the desk sees
+
+
+def items_of(machine: Machine, health: Health | None = None, **changes: Any) -> dict[str, HealthItem]:
+    faked: dict[str, Any] = {
+        "python": (3, 12, 1),
+        "nvml": lambda: Driver(version="570.124.06", cuda="12.8"),
+        "installed": lambda package: None,
+        "free_bytes": lambda folder: 50 * 2**30,
+    }
+    items = examine(health or Health(items=()), Desk(machine, **{**faked, **changes}))
     assert len({item.name for item in items}) == len(items)
     return {item.name: item for item in items}
 
 
-def test_every_problem_says_how_to_mend_it(machine: MakeMachine) -> None:
-    worst = machine(
-        {**NVIDIA, **AMD, "proc/driver/nvidia/params": "RmProfilingAdminOnly: 1"},
-        tools={"ncu": NCU_SAYS},
-        python=(3, 10, 0),
-        access=lambda path, mode: False,
-        nvml=lambda: NvidiaDriver(problem="other", error="Driver Not Loaded"),
-        free_bytes=lambda folder: 5,
-    )
-    items = examine(None, worst)
-    assert {item.ok for item in items} == {True, False, None}
-    assert all(item.seen for item in items)
-    assert all(item.mend for item in items if not item.ok)
-
-
-def test_a_bare_machine_is_healthy_and_hears_nothing_of_gpus(machine: MakeMachine) -> None:
-    items = items_of(machine())
-    assert list(items) == ["Python", "timm", "transformers", "torchao", "onnxscript", "history", "disk"]
-    assert not [item for item in items.values() if item.ok is False]
-
-
-def driver(*processes: int) -> dict[str, Any]:
-    return {"nvml": lambda: NvidiaDriver(version="570.124.06", cuda="12.8", processes=processes)}
-
-
-def broken_driver(problem: NvmlProblem) -> dict[str, Any]:
-    return {"nvml": lambda: NvidiaDriver(problem=problem, error="whatever it said")}
+def store(url: str) -> dict[str, Any]:
+    return {"environ": {"REDLINE_STORE": url}}
 
 
 GOVERNOR = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor"
-KFD = "sys/class/kfd/kfd/proc/{}/pasid"
-NCU: dict[str, Any] = {"tools": {"ncu": NCU_SAYS}}
-CLOSED = {"kfd": "render", "renderD128": "video"}
-FACTS: tuple[tuple[str, dict[str, str], dict[str, Any], bool | None, str], ...] = (
-    ("Python", {}, {}, True, "3.12.1"),
-    ("Python", {}, {"python": (3, 10, 14)}, False, "3.11"),
-    ("NVIDIA driver", NVIDIA, {}, True, "570.124.06, serves CUDA up to 12.8"),
-    ("NVIDIA driver", NVIDIA, broken_driver("version-mismatch"), False, "reboot"),
-    ("NVIDIA driver", NVIDIA, broken_driver("library-missing"), False, "--gpus all"),
-    ("NVIDIA driver", NVIDIA, broken_driver("package-missing"), False, "pip install nvidia-ml-py"),
-    (
-        "NVIDIA driver",
-        NVIDIA,
-        broken_driver("other"),
-        False,
-        "kernel module 570.124.06; NVML: whatever it said nvidia-smi",
-    ),
-    ("NVIDIA GPU is ours alone", NVIDIA, driver(100), True, ""),
-    ("NVIDIA GPU is ours alone", {**NVIDIA, "proc/4242/comm": "python3\n"}, driver(100, 4242), False, "4242 python3"),
-    ("NVIDIA GPU is ours alone", {**NVIDIA, "proc/4242/comm": "x"}, driver(4242), False, "CUDA_VISIBLE_DEVICES"),
-    ("NVIDIA GPU is ours alone", NVIDIA, driver(9999), None, "from inside this container"),
-    ("AMD GPU is ours alone", {**AMD, KFD.format(100): "1"}, {}, True, ""),
-    ("AMD GPU is ours alone", {**AMD, KFD.format(77): "2", "proc/77/comm": "trainer"}, {}, False, "77 trainer"),
-    ("AMD driver", AMD, {}, True, "6.10.5"),
-    ("ROCm", AMD, {}, True, "6.3.1-48 in /opt/rocm"),
-    ("ROCm", {"dev/kfd": ""}, {}, None, "torch brings its own libraries"),
-    ("AMD permissions", AMD, {}, True, ""),
-    (
-        "AMD permissions",
-        AMD,
-        {"access": lambda path, mode: path.name not in CLOSED, "group_of": lambda path: CLOSED[path.name]},
-        False,
-        "/dev/kfd, /dev/dri/renderD128: they belong to render,video sudo usermod -aG render,video",
-    ),
-    ("CPU governor", {GOVERNOR.format(0): "performance\n"}, {}, True, ""),
-    ("CPU governor", {GOVERNOR.format(0): "performance", GOVERNOR.format(1): "powersave"}, {}, None, "-g performance"),
-    ("ncu", NVIDIA, NCU, True, "2024.3.2.0, /usr/bin/ncu"),
-    ("ncu", {}, NCU, True, "2024.3.2.0, /usr/bin/ncu"),  # shown where it is there, also without a GPU
-    ("ncu", NVIDIA, {**NCU, "output_of": lambda command: None}, False, "ncu --version"),
-    ("nsys", NVIDIA, NCU, None, "Nsight Systems"),
-    ("rocprofv3", AMD, {"tools": {"rocprofv3": ROCPROFV3_SAYS}}, True, "0.5.0, /usr/bin/rocprofv3"),
-    ("rocprof", AMD, {"tools": {"rocprofv3": ROCPROFV3_SAYS}}, None, "rocprofiler"),
-    ("timm", AMD, {}, None, "pip install 'torch-redline[timm]'"),
-    ("transformers", AMD, {}, None, "pip install 'torch-redline[hf]'"),
-    ("torchao", AMD, {}, None, "pip install 'torch-redline[quant]'"),
-    ("onnxscript", AMD, {}, None, "pip install 'torch-redline[onnx]'"),
-    ("amdsmi", AMD, {}, None, "pip install 'torch-redline[amd]'"),
-    ("timm", NVIDIA, {"installed": lambda package: "1.2.3"}, True, "1.2.3"),
-    ("history", {}, {}, True, "history.sqlite"),
-    ("history", {}, {"access": lambda path, mode: False}, False, "REDLINE_STORE"),
-    ("history", {}, {"environ": {"REDLINE_STORE": "mysql://db/redline"}}, False, "REDLINE_STORE"),
-    ("history", {}, {"environ": {"REDLINE_STORE": "postgresql://ada:s3cret@db/x"}}, True, "ada:***@db/x"),
-    ("disk", {}, {}, True, "50 GiB"),
-    ("disk", {}, {"free_bytes": lambda folder: 100 * 2**20}, False, "100 MiB"),
-)
+NCU: dict[str, Any] = {"tools": ("ncu",)}
+ADMIN_ONLY = {**NVIDIA, "proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}
 
 
-@pytest.mark.parametrize(("name", "files", "changes", "ok", "says"), FACTS)
-def test_a_fact_says_what_was_seen_and_how_to_fix_it(
-    machine: MakeMachine, name: str, files: dict[str, str], changes: dict[str, Any], ok: bool | None, says: str
-) -> None:
-    item = items_of(machine(files, **changes))[name]
-    text = f"{item.seen} {item.mend}"
-    assert item.ok is ok
-    assert all(words in text for words in says.split(" ") if words), text
-    assert bool(item.mend) is (ok is not True)
-    assert "s3cret" not in text
+@pytest.mark.parametrize(
+    ("name", "files", "changes", "desk", "ok", "says"),
+    [
+        ("Python", {}, {}, {}, True, "3.12.1"),
+        ("Python", {}, {}, {"python": (3, 10, 14)}, False, "3.11"),
+        ("NVIDIA driver", NVIDIA, {}, {}, True, "570.124.06, serves CUDA up to 12.8"),
+        ("NVIDIA driver", DRIVERLESS, {}, {"nvml": lambda: Driver(error="not loaded", mend="load it")}, False, "not loaded load it"),
+        ("ROCm", AMD, {}, {}, True, "6.3.1-48 in /opt/rocm"),
+        ("ROCm", {"dev/kfd": ""}, {}, {}, None, "torch brings its own libraries"),
+        ("GPU permissions", NVIDIA, {}, {}, True, ""),
+        ("GPU permissions", NVIDIA, closed("nvidiactl"), {}, False, "/dev/nvidiactl usermod"),
+        ("GPU permissions", AMD, closed("kfd", "renderD128"), {}, False, "/dev/dri/renderD128, /dev/kfd usermod --device"),
+        ("CPU governor", {GOVERNOR.format(0): "performance\n"}, {}, {}, True, ""),
+        ("CPU governor", {GOVERNOR.format(0): "performance", GOVERNOR.format(1): "powersave"}, {}, {}, None, "-g performance"),
+        ("ncu", NVIDIA, NCU, {}, True, "2024.3.2.0, /usr/bin/ncu"),
+        ("ncu", {}, NCU, {}, True, "2024.3.2.0, /usr/bin/ncu"),  # shown where it is there, also without a GPU
+        ("ncu", NVIDIA, {**NCU, "output_of": lambda command: (False, "")}, {}, False, "/usr/bin/ncu --version"),
+        ("nsys", NVIDIA, NCU, {}, None, "Nsight Systems"),
+        ("rocprof", AMD, {"tools": ("rocprofv3",)}, {}, None, "rocprofiler"),
+        ("ncu permissions", NVIDIA, NCU, {}, True, "open"),
+        ("ncu permissions", ADMIN_ONLY, NCU, {}, False, "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("ncu permissions", {**ADMIN_ONLY, "proc/self/status": "CapEff:\t00000000a80425fb\n"}, NCU, {}, False, ""),  # a container's root
+        ("ncu permissions", {**ADMIN_ONLY, "proc/self/status": "CapEff:\t000001ffffffffff\n"}, NCU, {}, True, ""),
+        ("timm", AMD, {}, {}, None, "pip install 'torch-redline[timm]'"),
+        ("transformers", AMD, {}, {}, None, "pip install 'torch-redline[hf]'"),
+        ("torchao", AMD, {}, {}, None, "pip install 'torch-redline[quant]'"),
+        ("onnxscript", AMD, {}, {}, None, "pip install 'torch-redline[onnx]'"),
+        ("amdsmi", AMD, {}, {}, None, "pip install 'torch-redline[amd]'"),
+        ("timm", NVIDIA, {}, {"installed": lambda package: "1.2.3"}, True, "1.2.3"),
+        ("history", {}, {}, {}, True, "history.sqlite"),
+        ("history", {}, {"access": lambda path, mode: False}, {}, False, "REDLINE_STORE"),
+        ("history", {}, store("mysql://db/redline"), {}, False, "REDLINE_STORE"),
+        ("history", {}, store("postgresql://ada:s3cret@db/x"), {}, True, "ada:***@db/x"),
+        ("history", {}, store(__file__), {}, False, "is not a database"),
+        ("history", {}, store("/"), {}, False, "is not a database"),
+        ("disk", {}, {}, {}, True, "50 GiB"),
+        ("disk", {}, {}, {"free_bytes": lambda folder: 100 * 2**20}, False, "100 MiB"),
+    ],
+)  # fmt: skip
+def test_a_fact_of_the_desk(
+    machine: MakeMachine, name: str, files: dict[str, str], changes: dict[str, Any], desk: dict[str, Any], ok: bool | None, says: str
+) -> None:  # fmt: skip
+    is_as_told(items_of(machine(files, **changes), **desk)[name], ok, says)
 
 
 @pytest.mark.parametrize(
     ("files", "changes", "absent"),
     [
-        ({}, {}, ("CPU governor", "nsys", "rocprof", "amdsmi")),
-        (NVIDIA, NCU, ("rocprof", "amdsmi", "AMD driver")),
-        (AMD, {}, ("nsys", "ncu", "NVIDIA driver")),
-        ({}, NCU, ("ncu permissions",)),
-        ({}, {"environ": {"REDLINE_STORE": "postgresql://db/x"}}, ("disk",)),
+        ({}, {}, {"CPU governor", "nsys", "rocprof", "amdsmi", "GPU permissions"}),
+        (NVIDIA, NCU, {"rocprof", "amdsmi", "ROCm"}),
+        (AMD, {}, {"nsys", "ncu", "NVIDIA driver"}),
+        ({}, NCU, {"ncu permissions"}),
+        ({}, store("postgresql://db/x"), {"disk"}),
     ],
 )
 def test_what_does_not_apply_is_not_listed(
-    machine: MakeMachine, files: dict[str, str], changes: dict[str, Any], absent: tuple[str, ...]
+    machine: MakeMachine, files: dict[str, str], changes: dict[str, Any], absent: set[str]
 ) -> None:
-    assert not items_of(machine(files, **changes)).keys() & set(absent)
+    assert not items_of(machine(files, **changes)).keys() & absent
 
 
 def test_what_the_bench_said_is_passed_on_and_its_silence_is_a_problem(machine: MakeMachine) -> None:
     said = HealthItem(name="torch", ok=True, seen="torch 2.6.0, CPU only")
     assert items_of(machine(), Health(items=(said,)))["torch"] == said
-    silent = {item.name: item for item in examine(None, machine())}["torch"]
-    assert (silent.ok, "import torch" in silent.mend) == (False, True)
-
-
-@pytest.mark.parametrize(
-    ("admin_only", "capabilities", "ok"),
-    [
-        ("0", "0000000000000000", True),
-        ("1", "0000000000000000", False),
-        ("1", "000001ffffffffff", True),
-        ("1", "00000000a80425fb", False),  # root of a plain container
-    ],
-)
-def test_ncu_permissions(machine: MakeMachine, admin_only: str, capabilities: str, ok: bool) -> None:
-    files = {
-        **NVIDIA,
-        "proc/driver/nvidia/params": f"Foo: 1\nRmProfilingAdminOnly: {admin_only}\n",
-        "proc/self/status": f"Name:\tpython\nCapEff:\t{capabilities}\n",
-    }
-    item = items_of(machine(files, **NCU))["ncu permissions"]
-    assert item.ok is ok
-    assert ("NVreg_RestrictProfilingToAdminUsers=0" in item.mend) is not ok
-
-
-@pytest.mark.parametrize("kind", ["somebody else's", "a folder", "a letter"])
-def test_a_history_that_cannot_be_one(machine: MakeMachine, tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "history.sqlite"
-    file.mkdir() if kind == "a folder" else file.write_text("Dear" if kind == "a letter" else "")
-    may = kind != "somebody else's"
-    item = items_of(machine(environ={"REDLINE_STORE": str(file)}, access=lambda path, mode: may or path != file))
-    assert (item["history"].ok, "is a folder" in item["history"].seen) == (False, kind == "a folder")
+    silent = []
+    for version in ("2.6.0", None):
+        desk = Desk(machine(), installed={"torch": version}.get)
+        silent += [(item.ok, item.mend.split(" '")[0]) for item in examine(None, desk) if item.name == "torch"]
+    assert silent == [(False, "see why: python -c"), (None, "pip install")]
 
 
 class NVMLError(Exception):
     value = 0
 
 
-def fake_nvml(**changes: Any) -> SimpleNamespace:
-    """As much of pynvml as the doctor asks."""
-    process = SimpleNamespace(pid=31, usedGpuMemory=None)
-    functions: dict[str, Any] = {
-        **{name: getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_ERROR_")},
-        "NVMLError": NVMLError,
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "570.124.06",
-        "nvmlSystemGetCudaDriverVersion": lambda: 12080,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [process],
-    }
-    return SimpleNamespace(**{**functions, **changes})
-
-
-def raises(message: str, code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> Callable[..., Any]:
-    def call(*_: Any) -> Any:
-        error = NVMLError(message)
-        error.value = code
-        raise error
-
-    return call
-
-
-def test_nvml_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
-    assert ask_nvml() == NvidiaDriver(version="570.124.06", cuda="12.8", processes=(31,))
-
-
-def test_nvml_that_hides_processes_still_tells_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden = fake_nvml(nvmlDeviceGetComputeRunningProcesses=raises("Not Supported"))
-    monkeypatch.setitem(sys.modules, "pynvml", hidden)
-    assert ask_nvml() == NvidiaDriver(version="570.124.06", cuda="12.8")
-
-
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlSystemGetDriverVersion"])
 @pytest.mark.parametrize(
-    ("code", "problem"),
+    ("code", "fix"),
     [
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "version-mismatch"),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "library-missing"),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "other"),
+        (None, ""),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "reboot"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "--gpus all"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "nvidia-smi"),
     ],
 )
-def test_nvml_errors_are_told_by_their_code(
-    monkeypatch: pytest.MonkeyPatch, function: str, code: int, problem: NvmlProblem
+def test_nvml_is_read_and_its_errors_are_known_by_their_code(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, fix: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{function: raises("in other words", code)}))
-    assert ask_nvml() == NvidiaDriver(problem=problem, error="in other words")
+    def begin() -> None:
+        if code is not None:
+            error = NVMLError("in other words")
+            error.value = code
+            raise error
+
+    codes = {name: getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_ERROR_")}
+    functions = {"nvmlSystemGetDriverVersion": lambda: "570.124.06", "nvmlSystemGetCudaDriverVersion": lambda: 12080}
+    faked = SimpleNamespace(**codes, **functions, NVMLError=NVMLError, nvmlInit=begin)
+    monkeypatch.setitem(sys.modules, "pynvml", faked)
+    told = ask_nvml()
+    assert (told.version, told.cuda, told.error) == (
+        ("570.124.06", "12.8", "") if code is None else ("", "", "in other words")
+    )
+    assert fix in told.mend
 
 
-def test_nvml_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "not installed" in ask_nvml().error
-
-
-def test_commands_that_fail_say_nothing() -> None:
-    assert output_of(["/no/such/tool"]) is None
-    assert output_of(["false"]) is None
-    assert "hello" in (output_of(["echo", "hello"]) or "")
-
-
-def test_the_family_holds_us_and_those_who_started_us() -> None:
-    assert {os.getpid(), os.getppid()} <= our_family()
+def test_commands_that_fail_are_told_from_those_that_work() -> None:
+    assert [output_of(words)[0] for words in (["/no/such/tool"], ["false"], ["echo", "hello"])] == [False, False, True]
+    assert "hello" in output_of(["echo", "hello"])[1]
 
 
 def test_this_very_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -300,3 +312,4 @@ def test_this_very_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch, tmp_
     items = {item.name: item for item in examine(Health(items=()))}
     assert items["Python"].ok is True
     assert items["history"].ok is True
+    assert os.environ["REDLINE_STORE"] in items["history"].seen

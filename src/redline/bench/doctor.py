@@ -1,22 +1,22 @@
-"""This tells what torch says about itself and about the machine under it: the bench's answer to `AskHealth`.
+"""The bench's answer to `AskHealth`: what torch says about itself and about the machine under it.
 
-`look` asks torch and `Machine` reads files. Each check of the table `CHECKS` is a function of what they saw.
+`look` asks torch, and the rows of `FACTS` say what follows. None of them opens a GPU: that would make a context on each, also on one
+that others are using.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -25,13 +25,12 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from redline.bench.device.failure import DriverProblem, driver_problem
-from redline.model.protocol import Health, HealthItem
+from redline.model.protocol import Health
 from redline.model.record import DeviceInfo
 from redline.model.units import format_bytes
+from redline.system.health import Fact, Machine, judged, otherwise
 
-GET_TORCH = "choose {what} at pytorch.org/get-started and reinstall torch and torchvision together"
-COMPILE_TIMEOUT_S = 60.0
-# What inductor's CPU code needs: the C++ library, Python's headers, OpenMP where it is used.
+# What inductor's CPU code needs: the C++ library, Python's headers, and OpenMP where it is used.
 TINY_PROGRAM = """
 #include <Python.h>
 #include <vector>
@@ -41,115 +40,13 @@ TINY_PROGRAM = """
 extern "C" long tiny() { return (long)std::vector<int>(3).size(); }
 """
 DRIVER_FIXES: dict[DriverProblem, str] = {
-    "driver-too-old": "update the NVIDIA driver, or install a torch built for an older CUDA than {cuda}",
+    "driver-too-old": "update the NVIDIA driver, or install a torch built for an older CUDA",
     "library-mismatch": "driver and its libraries are of different versions: reboot; in a container remove its own libcuda",
     "no-fabric-manager": "this machine joins its GPUs by NVSwitch: sudo systemctl start nvidia-fabricmanager",
-    "other": "see what the driver says: {tool}",
+    "other": "see what the driver says: nvidia-smi or rocminfo; in a container start it with its GPUs (--gpus all)",
 }
-
-
-# What is seen
-
-
-@dataclass(frozen=True)
-class TorchDevice:
-    info: DeviceInfo
-    bf16: bool
-    tf32: bool
-
-
-@dataclass(frozen=True)
-class TorchView:
-    """A view holds what torch says, so that rules need no torch."""
-
-    version: str
-    cuda: str | None = None
-    hip: str | None = None
-    unavailable: str = ""
-    """This is what torch says when no GPU can be used."""
-    devices: tuple[TorchDevice, ...] = ()
-    arch_list: tuple[str, ...] = ()
-    dnn: str | None = None
-    """The version of cuDNN or MIOpen; None when it could not be loaded."""
-    triton: str | None = None
-    torchvision: str | None = None
-    torchvision_needs: str = ""
-    """This is what torchvision's own metadata asks of torch."""
-    torchvision_error: str = ""
-    threads: int = 1
-
-
-def look() -> TorchView:
-    error, dnn = "", None
-    try:
-        torch.cuda.init()
-        error = "" if torch.cuda.device_count() else "no device is visible"
-    except (RuntimeError, AssertionError) as raised:  # AssertionError: built without CUDA
-        error = str(raised).splitlines()[0]
-    devices = () if error else tuple(_look_at_device(index) for index in range(torch.cuda.device_count()))
-    try:
-        number = torch.backends.cudnn.version() if devices else None
-        dnn = None if number is None else dotted(number)
-    except RuntimeError:
-        pass  # a cuDNN on the library path that is older than the one torch was built with
-    vision, needs, vision_error = _look_at_torchvision()
-    try:
-        triton = str(importlib.import_module("triton").__version__)
-    except Exception:  # a broken install raises anything; which one does not matter here
-        triton = None
-    return TorchView(
-        version=torch.__version__,
-        cuda=torch.version.cuda,
-        hip=torch.version.hip,
-        unavailable=error,
-        devices=devices,
-        arch_list=tuple(torch.cuda.get_arch_list()),
-        dnn=dnn,
-        triton=triton,
-        torchvision=vision,
-        torchvision_needs=needs,
-        torchvision_error=vision_error,
-        threads=torch.get_num_threads(),
-    )
-
-
-def _look_at_device(index: int) -> TorchDevice:
-    # Properties only: opening a device would make a context on every GPU, also on one that others are using.
-    about = torch.cuda.get_device_properties(index)
-    is_amd, is_ampere = torch.version.hip is not None, about.major >= 8
-    capability = about.gcnArchName.partition(":")[0] if is_amd else f"{about.major}.{about.minor}"
-    info = DeviceInfo(
-        kind="rocm" if is_amd else "cuda",
-        index=index,
-        name=about.name,
-        memory_bytes=about.total_memory,
-        capability=capability,
-        multiprocessors=about.multi_processor_count,
-    )
-    # torch answers for the current device only.
-    tf32 = capability.startswith(("gfx94", "gfx95")) if is_amd else is_ampere
-    return TorchDevice(info, bf16=is_amd or is_ampere, tf32=tf32)
-
-
-def dotted(number: int) -> str:
-    """92600 is cuDNN 9.26.0, 8902 is cuDNN 8.9.2, 3002000 is MIOpen 3.2.0."""
-    major, minor = (1_000_000, 1000) if number >= 1_000_000 else (10_000, 100) if number >= 10_000 else (1000, 100)
-    return f"{number // major}.{number % major // minor}.{number % minor}"
-
-
-def _look_at_torchvision() -> tuple[str | None, str, str]:
-    try:
-        requirements = metadata.requires("torchvision") or []
-    except metadata.PackageNotFoundError:
-        return None, "", ""
-    needs = next((text for text in requirements if re.match(r"torch\b(?!-)", text)), "")
-    try:
-        import torchvision
-
-        loaded = hasattr(torch.ops.torchvision, "nms")
-        return torchvision.__version__, needs, "" if loaded else "its compiled operators do not load"
-    except Exception as error:  # built for another torch: anything from ImportError to RuntimeError
-        return metadata.version("torchvision"), needs, str(error).splitlines()[0]
+HIDING = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""These variables choose GPUs, and an empty list or one that begins with -1 hides all of them."""
 
 
 def _affinity() -> int:
@@ -158,134 +55,169 @@ def _affinity() -> int:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A machine offers the few ways in which rules look at it; tests hand in a faked one."""
+class Torch:
+    """What torch says of itself, beside the machine that it runs on."""
 
-    root: Path = Path("/")
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    access: Callable[[Path, int], bool] = os.access
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+    unavailable: str = ""
+    """Torch says this when no GPU can be used."""
+    devices: tuple[DeviceInfo, ...] = ()
+    arch_list: tuple[str, ...] = ()
+    dnn: str | None = None
+    """The version of cuDNN or MIOpen; None when it could not be loaded."""
+    triton: str | None = None
+    torchvision: str | None = None
+    torchvision_needs: str = ""
+    """Torchvision's own metadata ask this of torch."""
+    torchvision_error: str = ""
+    threads: int = 1
     cpus: int = field(default_factory=_affinity)
+    machine: Machine = field(default_factory=Machine)
 
-    def read(self, path: str | Path) -> str:
-        try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
+    @property
+    def build(self) -> str:
+        kind = f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.hip}" if self.hip else "CPU only"
+        return f"torch {self.version}, {kind}"
 
-    def nvidia(self) -> bool:
-        nodes = any(self.root.glob("dev/nvidia[0-9]*")) or (self.root / "proc/driver/nvidia").exists()
-        return nodes or self._is_on_bus("0x10de")
+    @property
+    def served(self) -> bool:
+        """A card is here that this build computes on. Machines with cards of both vendors exist, and one of them is enough."""
+        return ("NVIDIA" if self.cuda else "AMD" if self.hip else "") in self.machine.vendors
 
-    def amd(self) -> bool:
-        # Servers without a GPU may have /dev/kfd too; their topology then lists CPU nodes only.
-        nodes = list(self.root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"))
-        has_gpu = any(re.search(r"^simd_count [1-9]", self.read(node), re.MULTILINE) for node in nodes)
-        return (self.root / "dev/kfd").exists() and (has_gpu or not nodes)
+    @property
+    def count(self) -> int:
+        return len(self.devices)
 
-    def _is_on_bus(self, vendor: str) -> bool:
-        """True if a display controller or accelerator of this vendor is on the PCI bus, with a driver or without."""
-        devices = self.root.glob("sys/bus/pci/devices/*")
-        kinds = [self.read(device / "class")[:4] for device in devices if self.read(device / "vendor") == vendor]
-        return "0x03" in kinds or "0x12" in kinds
+    @property
+    def hidden_by(self) -> str:
+        values = {name: self.machine.environ.get(name, "0") for name in HIDING[0 if self.hip else 2 :]}
+        return next((name for name, value in values.items() if not value.strip() or value.lstrip().startswith("-")), "")
 
-    def cpu_limit(self) -> float | None:
-        """Returns how many cores' worth of time the control groups allow, from this process's own up to the top; None: no limit."""
-        limits = []
-        for line in self.read("proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            # Inside a container the path may be the host's and not exist here: the top then tells.
-            for base in dict.fromkeys(("sys/fs/cgroup", f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu")):
-                folder = Path(base, path.lstrip("/"))
-                for level in (folder, *folder.parents):
-                    quota = self.read(level / "cpu.max").split() or [
-                        self.read(level / f"cpu.cfs_{name}_us") for name in ("quota", "period")
-                    ]
-                    if (
-                        level.is_relative_to(base)
-                        and len(quota) == 2
-                        and all(map(str.isdigit, quota))
-                        and int(quota[1])
-                    ):
-                        limits.append(int(quota[0]) / int(quota[1]))
-        return min(limits, default=None)
+    @property
+    def driver_fix(self) -> str:
+        return DRIVER_FIXES[driver_problem(self.unavailable)]
 
+    @property
+    def dnn_name(self) -> str:
+        return "MIOpen" if self.hip else "cuDNN"
 
-# What is judged
+    @property
+    def fits_torchvision(self) -> bool:
+        # A build of one's own, such as 2.7.0a0+git1234, counts as the version that it will be.
+        base = Version(self.version).base_version
+        return Requirement(self.torchvision_needs or "torch").specifier.contains(base)
 
+    @property
+    def usable(self) -> int:
+        """How many CPUs this process may use. A control group may allow less time than its processors have."""
+        quota = self.machine.read("sys/fs/cgroup/cpu.max").split()
+        limit = int(quota[0]) / int(quota[1]) if len(quota) == 2 and quota[0].isdecimal() else math.inf
+        return min(self.cpus, math.ceil(min(limit, self.cpus)))
 
-def health(machine: Machine | None = None, view: TorchView | None = None) -> Health:
-    machine, view = machine or Machine(), view or look()
-    items = tuple(item for check in CHECKS for item in check(view, machine))
-    return Health(items=items, devices=tuple(device.info for device in view.devices))
+    @cached_property
+    def compiler(self) -> tuple[str, bool, str]:
+        """The compiler of torch.compile, whether it works, and the first error if it does not.
 
-
-def well(name: str, seen: str) -> HealthItem:
-    return HealthItem(name=name, ok=True, seen=seen)
-
-
-def lacking(name: str, seen: str, mend: str = "") -> HealthItem:
-    """Something is absent or could be better, and Redline works without it."""
-    return HealthItem(name=name, ok=None, seen=seen, mend=mend)
+        One that lacks a header fails minutes into a run, so that it compiles one tiny file here.
+        """
+        name = self.machine.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+        with tempfile.TemporaryDirectory(prefix="redline-") as folder:
+            source = Path(folder, "tiny.cpp")
+            source.write_text(TINY_PROGRAM, encoding="utf-8")
+            system = {"darwin": ["-undefined", "dynamic_lookup"], "linux": ["-fopenmp"]}.get(sys.platform, [])
+            flags = ["-std=c++17", "-shared", "-fPIC", *system, f"-I{sysconfig.get_path('include')}"]
+            works, said = self.machine.output_of([*shlex.split(name), *flags, str(source), "-o", f"{folder}/tiny.so"])
+        lines = said.strip().splitlines() or ["it said nothing"]
+        return name, works, next((line for line in lines if "error" in line), lines[0])
 
 
-def broken(name: str, seen: str, mend: str) -> HealthItem:
-    return HealthItem(name=name, ok=False, seen=seen, mend=mend)
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    about: str
+    runs: bool
+    """True if torch carries code for it."""
+    built_for: str
 
 
-def check_build(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
-    here = [name for name, is_there in (("CUDA", machine.nvidia()), ("ROCm", machine.amd())) if is_there]
-    serves, version = ("CUDA", view.cuda) if view.cuda else ("ROCm", view.hip)
-    seen = f"torch {view.version}, {f'{serves} {version}' if version else 'CPU only'}"
-    # Machines with a GPU of each vendor exist; a build for either of them is fine.
-    if not here or (version and serves in here):
-        yield well("torch", seen)
-    else:
-        vendor = {"CUDA": "an NVIDIA", "ROCm": "an AMD"}[here[0]]
-        unused = f"{seen}; this machine has {vendor} GPU, which this build cannot use"
-        yield broken("torch", unused, GET_TORCH.format(what=here[0]))
+GET_TORCH = "choose {0} at pytorch.org/get-started and reinstall torch and torchvision together"
+REINSTALL = "reinstall them together, from one place: pip install --force-reinstall torch torchvision"
+GET_COMPILER = "install a C++ compiler, Python's headers and OpenMP (sudo apt-get install g++ python3-dev libgomp1), or set CXX to a compiler that works"
+
+FACTS = (
+    Fact("torch", lambda it: it.served or not it.machine.vendors, True, "{0.build}"),
+    Fact(
+        "torch",
+        otherwise,
+        False,
+        "{0.build}; this machine has an {0.machine.vendors[0]} GPU, which this build cannot use",
+        GET_TORCH.format("the build for this GPU"),
+    ),
+    Fact("GPU", lambda it: it.devices, True, "{0.count} usable by torch"),
+    Fact("GPU", lambda it: not it.served, None, "none that this torch could use; Redline measures on the CPU"),
+    Fact("GPU", lambda it: it.hidden_by, False, "{0.hidden_by} hides every GPU", "unset {0.hidden_by}, or list device numbers in it"),
+    Fact("GPU", otherwise, False, "{0.unavailable}", "{0.driver_fix}"),
+    Fact("{0.dnn_name}", lambda it: it.dnn, True, "{0.dnn}"),
+    Fact(
+        "{0.dnn_name}",
+        lambda it: it.devices,
+        False,
+        "does not load",
+        "take other copies of {0.dnn_name} off LD_LIBRARY_PATH, or reinstall torch",
+    ),
+    Fact("Triton", lambda it: it.triton, True, "{0.triton}"),
+    Fact("Triton", lambda it: it.devices, False, "not importable: torch.compile needs it on a GPU", "pip install triton; for ROCm reinstall torch"),
+    Fact("Triton", otherwise, None, "not importable: torch.compile needs it on a GPU"),
+    Fact("C++ compiler", lambda it: it.compiler[1], True, "{0.compiler[0]} compiles with Python's headers"),
+    Fact("C++ compiler", otherwise, False, "{0.compiler[0]} fails, and torch.compile needs it: {0.compiler[2]}", GET_COMPILER),
+    Fact("torchvision", lambda it: it.torchvision is None, False, "not installed", "pip install torchvision"),
+    Fact("torchvision", lambda it: it.torchvision_error, False, "{0.torchvision} with torch {0.version}: {0.torchvision_error}", REINSTALL),
+    Fact("torchvision", lambda it: it.fits_torchvision, True, "{0.torchvision}, matches torch"),
+    Fact("torchvision", otherwise, False, "{0.torchvision} asks for {0.torchvision_needs}, but torch is {0.version}", REINSTALL),
+    Fact(
+        "threads",
+        lambda it: it.threads > it.usable,
+        False,
+        "{0.threads} inside operators, on {0.usable} CPUs",
+        "pass --threads {0.usable}: more threads than CPUs wait for each other",
+    ),
+    # Half of the logical CPUs is one thread per core, which is torch's own choice.
+    Fact("threads", lambda it: it.threads * 2 >= it.usable, True, "{0.threads} inside operators, on {0.usable} CPUs"),
+    Fact(
+        "threads",
+        otherwise,
+        None,
+        "{0.threads} inside operators, on {0.usable} CPUs",
+        "pass --threads {0.usable}, or look at OMP_NUM_THREADS and MKL_NUM_THREADS",
+    ),
+)  # fmt: skip
+GPU_FACTS = (
+    Fact("{0.name}", lambda gpu: gpu.runs, True, "{0.about}"),
+    Fact(
+        "{0.name}",
+        otherwise,
+        False,
+        "{0.about}; torch carries no code for it, only for {0.built_for}",
+        GET_TORCH.format("a build that lists this GPU"),
+    ),
+)
 
 
-def check_gpu(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
-    if view.devices:
-        yield well("GPU", f"{len(view.devices)} usable by torch")
-    elif (machine.nvidia() and view.cuda) or (machine.amd() and view.hip):
-        yield broken("GPU", *_why_hidden(view, machine))
-    else:
-        yield lacking("GPU", "none that this torch could use; Redline measures on the CPU")
-
-
-def _why_hidden(view: TorchView, machine: Machine) -> tuple[str, str]:
-    """Returns the cause and the fix; the surest sign comes first."""
-    variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") if view.hip else ()
-    for name in (*variables, "CUDA_VISIBLE_DEVICES"):
-        value = machine.environ.get(name)
-        # A list ends at its first invalid entry, so a leading -1 hides everything.
-        if value is not None and (not value.strip() or value.lstrip().startswith("-")):
-            return f"{name}={value!r} hides every GPU", f"unset {name}, or list device numbers in it"
-    patterns = ("dev/kfd", "dev/dri/renderD*") if view.hip else ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/nvidia-uvm")
-    nodes = sorted(node for pattern in patterns for node in machine.root.glob(pattern))
-    closed = [f"/{node.relative_to(machine.root)}" for node in nodes if not machine.access(node, os.R_OK | os.W_OK)]
-    if closed:
-        groups = "the groups that own them (often render and video)" if view.hip else "the group that owns them"
-        mend = f"add yourself to {groups}: sudo usermod -aG GROUP $USER; log in again"
-        return f"no permission to open {', '.join(closed)}", mend
-    if view.cuda and not (machine.root / "proc/driver/nvidia").exists():
-        mend = "install the NVIDIA driver; inside a container start it with --gpus all"
-        return "an NVIDIA GPU is on the bus but its driver is not loaded", mend
-    fix = DRIVER_FIXES[driver_problem(view.unavailable)]
-    return view.unavailable, fix.format(cuda=view.cuda, tool="rocminfo" if view.hip else "nvidia-smi")
-
-
-def check_devices(view: TorchView, _: Machine) -> Iterator[HealthItem]:
-    for info in (device.info for device in view.devices):
-        name, seen = f"{info.kind}:{info.index}", f"{info.name}, {info.capability}, {format_bytes(info.memory_bytes)}"
-        if runs_on(info.capability or "", view.arch_list):
-            yield well(name, seen)
-        else:
-            without = f"{seen}; torch carries no code for it (built for {', '.join(view.arch_list) or 'nothing'})"
-            yield broken(name, without, GET_TORCH.format(what="a build that lists this GPU"))
+def health(seen: Torch | None = None) -> Health:
+    seen = seen or look()
+    gpus = [
+        Gpu(
+            f"{info.kind}:{info.index}",
+            f"{info.name}, {info.capability}, {format_bytes(info.memory_bytes)}",
+            runs_on(info.capability or "", seen.arch_list),
+            ", ".join(seen.arch_list) or "nothing",
+        )
+        for info in seen.devices
+    ]
+    items = [*judged(FACTS, seen), *(item for gpu in gpus for item in judged(GPU_FACTS, gpu))]
+    return Health(items=tuple(items), devices=seen.devices)
 
 
 def runs_on(capability: str, arch_list: tuple[str, ...]) -> bool:
@@ -303,105 +235,69 @@ def runs_on(capability: str, arch_list: tuple[str, ...]) -> bool:
     return False
 
 
-def check_number_formats(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
-    for name, attribute in (("bf16", "bf16"), ("TF32", "tf32")) if view.devices else ():
-        without = [
-            f"{device.info.kind}:{device.info.index}" for device in view.devices if not getattr(device, attribute)
-        ]
-        if without:
-            yield lacking(name, f"not native on {', '.join(without)}: expect no gain there")
-        else:
-            yield well(name, "native on every GPU")
-    known = r"\b(?:avx512_bf16|amx_bf16|avx512_fp16|amx_fp16|bf16|fphp)\b"
-    flags = sorted(set(re.findall(known, machine.read("proc/cpuinfo"))))
-    name, none = "half precision on the CPU", "no such instructions: fp16 and bf16 recipes run slower than fp32 here"
-    yield well(name, ", ".join(flags)) if flags else lacking(name, none)
+# What torch says
 
 
-def check_gpu_libraries(view: TorchView, _: Machine) -> Iterator[HealthItem]:
-    if view.devices:
-        name = "MIOpen" if view.hip else "cuDNN"
-        mend = f"take other copies of {name} off LD_LIBRARY_PATH, or reinstall torch"
-        yield well(name, view.dnn) if view.dnn else broken(name, "does not load", mend)
-    mend = "pip install triton" if view.cuda else "reinstall torch: its ROCm build brings its own Triton"
-    missing = "Triton", "not importable: torch.compile needs it on a GPU", mend
-    yield well("Triton", view.triton) if view.triton else (broken if view.devices else lacking)(*missing)
+def look() -> Torch:
+    error, dnn, triton = "", None, None
+    try:
+        torch.cuda.init()
+        error = "" if torch.cuda.device_count() else "no device is visible"
+    except (RuntimeError, AssertionError) as raised:  # AssertionError: built without CUDA
+        error = str(raised).splitlines()[0]
+    devices = () if error else tuple(map(_device, range(torch.cuda.device_count())))
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a cuDNN on the library path may be older than the one torch was built with
+        dnn = dotted(torch.backends.cudnn.version() or 0) if devices else None
+    with contextlib.suppress(Exception):  # a broken install raises anything; which one does not matter here
+        triton = str(importlib.import_module("triton").__version__)
+    vision, needs, vision_error = _look_at_torchvision()
+    return Torch(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        unavailable=error,
+        devices=devices,
+        arch_list=tuple(torch.cuda.get_arch_list()),
+        dnn=dnn,
+        triton=triton,
+        torchvision=vision,
+        torchvision_needs=needs,
+        torchvision_error=vision_error,
+        threads=torch.get_num_threads(),
+    )
 
 
-def check_compiler(_: TorchView, machine: Machine) -> Iterator[HealthItem]:
-    """A compiler that is there but lacks a header fails minutes into a run, so one tiny file is compiled."""
-    command = shlex.split(machine.environ.get("CXX", "")) or ["clang++" if sys.platform == "darwin" else "g++"]
-    name, path = "C++ compiler", shutil.which(command[0], path=machine.environ.get("PATH"))
-    if path is None:
-        mend = "sudo apt-get install g++, or set CXX to a C++ compiler"
-        yield broken(name, f"{command[0]} not found: torch.compile needs it", mend)
-    elif not (error := _compile_error([path, *command[1:]])):
-        yield well(name, f"{path} compiles with Python's headers")
-    else:
-        mend = "fix the compiler, or set CXX to another one"
-        if "Python.h" in error:
-            version = f"{sys.version_info.major}.{sys.version_info.minor}"
-            mend = f"install Python's headers: sudo apt-get install python{version}-dev (or python3-devel)"
-        elif "omp" in error:
-            mend = "install OpenMP for this compiler (libgomp or libomp-dev), or set CXX to g++"
-        yield broken(name, f"{path} fails: {error}", mend)
+def _device(index: int) -> DeviceInfo:
+    about, is_amd = torch.cuda.get_device_properties(index), torch.version.hip is not None
+    return DeviceInfo(
+        kind="rocm" if is_amd else "cuda",
+        index=index,
+        name=about.name,
+        memory_bytes=about.total_memory,
+        capability=about.gcnArchName.partition(":")[0] if is_amd else f"{about.major}.{about.minor}",
+        multiprocessors=about.multi_processor_count,
+    )
 
 
-def _compile_error(compiler: list[str]) -> str:
-    """Returns the first error line of compiling a tiny shared library; empty when it works."""
-    with tempfile.TemporaryDirectory(prefix="redline-") as folder:
-        source = Path(folder, "tiny.cpp")
-        source.write_text(TINY_PROGRAM, encoding="utf-8")
-        system = {"darwin": ["-undefined", "dynamic_lookup"], "linux": ["-fopenmp"]}.get(sys.platform, [])
-        flags = ["-std=c++17", "-O0", "-shared", "-fPIC", *system, f"-I{sysconfig.get_path('include')}"]
-        command = [*compiler, *flags, str(source), "-o", str(Path(folder, "tiny.so"))]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"no answer within {COMPILE_TIMEOUT_S:.0f} s"
-        except OSError as error:
-            return str(error)
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return "" if done.returncode == 0 else next((line for line in lines if "error" in line), lines[0])
+def dotted(number: int) -> str | None:
+    """92600 is cuDNN 9.26.0, 8902 is cuDNN 8.9.2, 3002000 is MIOpen 3.2.0."""
+    major, minor = (1_000_000, 1000) if number >= 1_000_000 else (10_000, 100) if number >= 10_000 else (1000, 100)
+    return f"{number // major}.{number % major // minor}.{number % minor}" if number else None
 
 
-def check_torchvision(view: TorchView, _: Machine) -> Iterator[HealthItem]:
-    name, own = "torchvision", view.torchvision
-    # A build of one's own, such as 2.7.0a0+git1234, counts as the version that it will be.
-    fits = Requirement(view.torchvision_needs or "torch").specifier.contains(Version(view.version).base_version)
-    mend = "reinstall them together, from one place: pip install --force-reinstall torch torchvision"
-    if own is None:
-        yield broken(name, "not installed", "pip install torchvision")
-    elif view.torchvision_error:
-        yield broken(name, f"{own} with torch {view.version}: {view.torchvision_error}", mend)
-    elif not fits:
-        yield broken(name, f"{own} asks for {view.torchvision_needs}, but torch is {view.version}", mend)
-    else:
-        yield well(name, f"{own}, matches torch")
+def _look_at_torchvision() -> tuple[str | None, str, str]:
+    """Returns its version, what it asks of torch, and why it does not work."""
+    try:
+        requirements = metadata.requires("torchvision") or []
+    except metadata.PackageNotFoundError:
+        return None, "", ""
+    needs = next((text for text in requirements if re.match(r"torch\b(?!-)", text)), "")
+    try:
+        import torchvision
 
-
-def check_threads(view: TorchView, machine: Machine) -> Iterator[HealthItem]:
-    limit = machine.cpu_limit()
-    usable = min(machine.cpus, math.ceil(limit)) if limit else machine.cpus
-    allowed = f"{machine.cpus} CPUs" + (f", limited to {limit:g} by its control group" if limit else "")
-    seen = f"{view.threads} inside operators on {allowed}"
-    if view.threads > usable:
-        yield broken("threads", seen, f"pass --threads {usable}: more threads than CPUs wait for each other")
-    elif view.threads * 2 >= usable:  # half of the logical CPUs is one thread per physical core, torch's own choice
-        yield well("threads", seen)
-    else:
-        names = [
-            f"{name}={machine.environ[name]}"
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-            if name in machine.environ
-        ]
-        cause = f" ({', '.join(names)})" if names else ""
-        yield lacking("threads", seen + cause, f"pass --threads {usable} to use them all")
-
-
-CHECKS: tuple[Callable[[TorchView, Machine], Iterator[HealthItem]], ...] = (
-    check_build, check_gpu, check_devices, check_number_formats, check_gpu_libraries, check_compiler, check_torchvision,
-    check_threads,
-)  # fmt: skip
+        loaded = hasattr(torch.ops.torchvision, "nms")
+        return torchvision.__version__, needs, "" if loaded else "its compiled operators do not load"
+    except Exception as error:  # built for another torch: anything from ImportError to RuntimeError
+        return metadata.version("torchvision"), needs, str(error).splitlines()[0]
