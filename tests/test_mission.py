@@ -768,7 +768,7 @@ def test_row_28_the_workshop_fills_in_its_results_and_checks_itself(tmp_path: Pa
     text = (tmp_path / "my_workshop_results.txt").read_text()
     assert "throughput " in text
     assert "[x] the loss is the same in every iteration" in text
-    exercises = json.loads((tmp_path / "my_workshop_results.json").read_text())["exercises"]
+    exercises = json.loads((tmp_path / "my_workshop_results.json").read_text())["walk"]["exercises"]
     assert [found["number"] for found in exercises] == [1, 3, 5, 7]
     assert [bool(found["skipped"]) for found in exercises] == [False, False, True, True], "two need GPUs"
     assert all(found["checks"] and found["answers"] for found in exercises[:2])

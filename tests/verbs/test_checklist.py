@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+import reported
 from reported import fake_door, race_records
 
 import redline
-from redline.analyze.summary import lines_of, summarize
-from redline.analyze.trust import Verdict
 from redline.model.errors import UnknownName
 from redline.model.protocol import SwitchChoice
+from redline.show.contents import contents_of
 from redline.show.result import Result
 from redline.store import History
-from redline.verbs.workshop import checklist_of, is_any_faster
+from redline.verbs.workshop import checklist_of
 from redline.verbs.workspace import Workspace
 
 
@@ -55,7 +54,7 @@ def test_what_was_measured_is_ticked_with_its_gain() -> None:
     assert not done["a step was profiled"]
     assert not done["several ranks were measured"]
     (gain,) = found.table("gains").rows
-    assert (gain["switch"], gain["gain"].low <= gain.value("gain")) == ("fp16", True)  # type: ignore[union-attr]
+    assert (gain["switch"], gain["ratio"].low <= gain.value("ratio")) == ("fp16", True)  # type: ignore[union-attr]
     assert not any(ticked(other).values())
     assert "[x] a baseline was measured" in str(found)
 
@@ -69,28 +68,17 @@ def test_what_a_search_has_proved_is_ticked(monkeypatch: pytest.MonkeyPatch) -> 
         assert ticked(checklist_of("resnet50", workspace))["a recipe is faster"]
 
 
-def test_a_gain_counts_as_it_was_measured_last_and_only_where_it_may_be_trusted() -> None:
+@pytest.mark.parametrize(("gain", "is_faster"), [(0.4, True), (0.99, False), (1.8, False)])
+def test_a_recipe_is_faster_here_if_and_only_if_the_tables_say_so(
+    gain: float, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(reported.SPEEDS, "fp16", gain)
     records = race_records(recipes=("baseline", "fp16"))
-    first, faster = lines_of(records, summarize(records))
-    assert faster.row.vs_first is not None
-
-    def with_row(**changes: object) -> object:
-        return msgspec.structs.replace(faster.row, **changes)
-
-    undecided = with_row(vs_first=msgspec.structs.replace(faster.row.vs_first, low=0.9))
-    doubtful = with_row(verdict=Verdict(labels=("noisy",)))
-
-    def is_ticked(*rows: object, processes: int = 1) -> bool:
-        lines = [msgspec_line(faster, row, processes) for row in rows]
-        return is_any_faster([first, *lines], [])
-
-    assert is_ticked(undecided, faster.row)
-    assert not is_ticked(faster.row, undecided)
-    assert not is_ticked(doubtful)
-    assert is_ticked(doubtful, processes=3), "an interval over several processes decides, however noisy each is"
-
-
-def msgspec_line(line: object, row: object, processes: int) -> object:
-    import dataclasses
-
-    return dataclasses.replace(line, row=row, processes=line.processes[:1] * processes)  # type: ignore[attr-defined, type-var]
+    with History.open("sqlite://") as history:
+        for record in records:
+            history.finish(record)
+        workspace = Workspace(history=history)
+        done = ticked(checklist_of(records[0].spec.workload.model, workspace))
+    rows = contents_of(records, profiles=()).sections[0].table.rows
+    assert any(row.get("verdict") == "faster" for row in rows) is is_faster
+    assert done["a recipe is faster"] is is_faster

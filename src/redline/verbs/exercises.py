@@ -1,7 +1,7 @@
 """The seven exercises of `redline workshop`: each measures, checks its own checkpoints and answers its questions.
 
-Every figure and every answer comes from what was measured on the learner's machine in the same walk. The results file is what
-learners keep and hand in; its layout stays.
+Every figure and every answer comes from what was measured on the learner's machine in the same walk: an exercise runs verbs, reads the
+rows that they return, and writes what it learned on a `Sheet`. The results file is what learners keep and hand in; its layout stays.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 import msgspec
 
+from redline.analyze.bound import bound
 from redline.analyze.profile import Profile
-from redline.analyze.summary import RunSummary, VersusFirst, replicate_rows
 from redline.model.errors import BenchError
 from redline.model.fields import Frozen
-from redline.model.metrics import RATIO, Row
+from redline.model.metrics import Row
 from redline.model.protocol import AskHealth, Health
-from redline.model.record import Prepared, RunRecord
+from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.model.work import Ceilings
-from redline.show.export import JsonDocument, json_document
+from redline.show.result import row_document
 from redline.show.terminal import one_line
 from redline.trace.tables import OperatorRow
 from redline.verbs.doctor import doctor
@@ -39,84 +39,84 @@ from redline.verbs.run import run
 from redline.verbs.workspace import Workspace
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
-RULE = "-" * 72
 FILE_WIDTH = 100
-"""Where the lines of the results file are broken."""
+"""The lines of the results file are broken at this width."""
+SAME_LOSS = 0.02
+"""A 16-bit format whose loss differs by less than this share is called harmless."""
+SCRIPT_TIMEOUT_S = 900.0
+"""The script may take this long: a CPU needs minutes for a large model."""
+STABLE_SPREAD = 0.05
+"""A result is called stable if its standard deviation is below this share of its mean."""
+NEAR_A_LIMIT = 0.2
+"""Below this share of what the roofline allows, neither computing nor memory is called the limit."""
+BUSY_HOST = 1.2
+"""The host has too much to do if its time is more than this multiple of the device's."""
 
 
 class Check(Frozen):
-    """A checkpoint; None where it could not be looked at."""
+    """A checkpoint. `passed` is None if it could not be looked at."""
 
     name: str
     passed: bool | None
     seen: str
     explain: str = ""
-    """What a failed one means and what to do."""
+    """What a checkpoint that is not met means, and what to do."""
 
 
-class Answer(Frozen):
-    question: str
-    answer: str
+class Sheet(msgspec.Struct, kw_only=True):
+    """One exercise of the results file. It is filled while the exercise runs."""
 
-
-class ExerciseResult(Frozen):
     number: int
     title: str
     explain: str
     figures: dict[str, str] = {}
-    values: dict[str, float] = {}
-    """The same figures as numbers, in SI units."""
-    checks: tuple[Check, ...] = ()
-    answers: tuple[Answer, ...] = ()
+    measured: list[dict[str, Any]] = []
+    """The rows behind the figures, with every number in SI units."""
+    checks: list[Check] = []
+    answers: dict[str, str] = {}
+    """The answer to each question."""
     skipped: str | None = None
-    """Why it could not be done here."""
+    """Why the exercise could not be done here."""
     example: str | None = None
-    """What one would see elsewhere; not measured here."""
+    """What one would see elsewhere. It is not measured here."""
 
-    @property
-    def passed(self) -> bool:
-        return self.skipped is None and all(check.passed is not False for check in self.checks)
+    def check(self, name: str, passed: bool | None, seen: str, explain: str = "") -> None:
+        self.checks.append(Check(name=name, passed=passed, seen=seen, explain=explain))
 
-    def __str__(self) -> str:
-        return "\n".join([f"Exercise {self.number}: {self.title}", RULE, *exercise_text(self)])
+    def add(self, row: Row, more: str = "") -> None:
+        """Adds a recipe with its speed and its ratio to the first, and what else there is to say."""
+        self.measured.append(row_document(row))
+        self.figures[str(row["recipe"])] = f"failed: {row.failure}" if row.failure else f"{speed_text(row)}{more}"
+        error = row.metric("signal_error")
+        if row.get("compared_with") and error is not None and error.value is not None:
+            self.check(
+                f"{row['recipe']} keeps the answers",
+                row["numerics"] == "passed",
+                f"relative error {error}",
+                "it is farther from fp32 than rounding explains: do not use this recipe for this model",
+            )
 
-
-class WorkshopResult(Frozen):
-    device: str
-    device_name: str
-    model: str
-    batch: int
-    quick: bool
-    exercises: tuple[ExerciseResult, ...] = ()
-
-    def __str__(self) -> str:
-        return results_text(self)
-
-    def to_json(self) -> JsonDocument:
-        return json_document("workshop", self)
-
-
-def exercise_text(found: ExerciseResult, width: int = FILE_WIDTH) -> Iterator[str]:
-    """Figures, checkpoints with what a failed one means, and the questions with their answers."""
-    if found.skipped is not None:
-        yield from _broken("  ", f"skipped: {found.skipped}", width)
-        if found.example is not None:
-            yield from _broken("  ", f"example (not measured here): {found.example}", width)
-        return
-    room = max((len(name) for name in found.figures), default=0)
-    for name, value in found.figures.items():
-        yield from _broken(f"  {one_line(name):<{room}}  ", value, width)
-    for check in found.checks:
-        yield from _broken(f"  {MARKS[check.passed]} ", f"{check.name}: {check.seen}", width)
-        if check.passed is False and check.explain:
-            yield from _broken("      ", check.explain, width)
-    for answer in found.answers:
-        yield from _broken("  ", answer.question, width)
-        yield from _broken("      ", answer.answer, width)
+    def lines(self, width: int = FILE_WIDTH) -> Iterator[str]:
+        """Yields the figures, the checkpoints with what a failed one means, and the questions with their answers."""
+        if self.skipped is not None:
+            yield from _broken("  ", f"skipped: {self.skipped}", width)
+            if self.example is not None:
+                yield from _broken("  ", f"example (not measured here): {self.example}", width)
+            return
+        room = max((len(name) for name in self.figures), default=0)
+        for name, value in self.figures.items():
+            yield from _broken(f"  {one_line(name):<{room}}  ", value, width)
+        for check in self.checks:
+            yield from _broken(f"  {MARKS[check.passed]} ", f"{check.name}: {check.seen}", width)
+            if check.passed is False and check.explain:
+                yield from _broken("      ", check.explain, width)
+        for question, answer in self.answers.items():
+            yield from _broken("  ", question, width)
+            yield from _broken("      ", answer, width)
 
 
 def _broken(start: str, text: str, width: int) -> list[str]:
-    """The text in lines of this width at most, all of them below its first word."""
+    """Returns the text in lines of at most this width, all of them below its first word."""
     indent = " " * min(len(start), width // 2)
     lines = textwrap.wrap(
         one_line(text),
@@ -127,38 +127,6 @@ def _broken(start: str, text: str, width: int) -> list[str]:
         break_on_hyphens=False,
     )
     return lines or [start.rstrip()]
-
-
-def heading(result: WorkshopResult) -> list[str]:
-    """What all exercises are about."""
-    return [
-        f"device: {one_line(result.device_name)} ({result.device})",
-        f"model: {result.model}, batch {result.batch}{', quick' if result.quick else ''}",
-    ]
-
-
-def outcome(result: WorkshopResult) -> str:
-    """How far the learner has come, in one line."""
-    done = [found for found in result.exercises if found.skipped is None]
-    skipped = len(result.exercises) - len(done)
-    checks = [check.passed for found in done for check in found.checks if check.passed is not None]
-    told = f"{len(done)} of {len(result.exercises)} exercises done{f', {skipped} skipped' if skipped else ''}"
-    return f"{told}; {sum(checks)} of {len(checks)} checkpoints met"
-
-
-def results_text(result: WorkshopResult) -> str:
-    lines = ["My workshop results", *heading(result), ""]
-    for found in result.exercises:
-        lines += [str(found), ""]
-    return "\n".join(lines)
-
-
-# The exercises
-
-
-SAME_LOSS = 0.02
-"""Relative difference of the loss below which a 16-bit format is called harmless."""
-SCRIPT_TIMEOUT_S = 900.0
 
 
 @dataclass
@@ -185,316 +153,285 @@ class Lab:
         size = {} if self.image_size is None else {"image_size": self.image_size}
         return {"batch": self.batch, "device": self.device, **size}
 
-    def run(self, recipes: list[str], **more: Any) -> list[RunSummary]:
+    def run(self, *recipes: str, **more: Any) -> Sequence[Row]:
+        """Returns the rows of the recipes, of which the first must have been measured."""
         settings = {**self.settings, "effort": "quick" if self.quick else "normal", **more}
-        records = run(self.model, recipes=recipes, **settings, workspace=self.workspace).records
-        self.records = list(records)
-        return replicate_rows(records, self.workspace.ceilings_of(records))
+        result = run(self.model, recipes=recipes, **settings, workspace=self.workspace)
+        self.records = list(result.records)
+        if result.rows[0].failure:
+            raise BenchError("crash", f"{recipes[0]}: {result.rows[0].failure}")
+        return result.rows
 
     def script(self, *options: str, ranks: int = 1) -> dict[str, Any]:
-        """What `micro_benchmarking_pytorch.py` measures, in a process of its own."""
+        """Returns what `micro_benchmarking_pytorch.py` measures, in a process of its own."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "result.json"
             front = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-            size = [] if self.image_size is None else ["--image-size", str(self.image_size)]
-            command = [sys.executable, *front, "-m", "redline.compat.micro", "--network", self.model]
-            command += ["--batch-size", str(self.batch * ranks), "--device", self.device.partition(":")[0], *size]
-            command += [*options, "--output-file", str(file)]
-            said = ["micro_benchmarking_pytorch.py", *command[command.index("--network") : -2]]
-            self.workspace.observer.noted(f"running {' '.join(said)}")
+            words = ["--network", self.model, "--batch-size", str(self.batch * ranks)]
+            words += ["--device", self.device.partition(":")[0]]
+            words += [] if self.image_size is None else ["--image-size", str(self.image_size)]
+            self.workspace.observer.noted(f"running micro_benchmarking_pytorch.py {' '.join([*words, *options])}")
+            command = [sys.executable, *front, "-m", "redline.compat.micro", *words, *options]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
+                done = subprocess.run(
+                    [*command, "--output-file", str(file)],
+                    capture_output=True,
+                    text=True,
+                    timeout=SCRIPT_TIMEOUT_S,
+                    check=False,
+                )
             except subprocess.TimeoutExpired:
                 raise BenchError("timeout", f"the script took longer than {SCRIPT_TIMEOUT_S:g} s") from None
             if done.returncode or not file.exists():
-                said = [line for line in done.stderr.splitlines() if line.strip()]
-                raise BenchError("crash", said[-1] if said else f"the script exited with {done.returncode}")
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return found
+                errors = [line for line in done.stderr.splitlines() if line.strip()]
+                raise BenchError("crash", errors[-1] if errors else f"the script exited with {done.returncode}")
+            measured: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return measured
 
 
-Exercise = Callable[[Lab, ExerciseResult], ExerciseResult]
-
-
-def filled(base: ExerciseResult, **parts: Any) -> ExerciseResult:
-    return msgspec.structs.replace(base, **parts)
-
-
-def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    (row,) = lab.run(["baseline"])
-    _require(row)
+def baseline(lab: Lab, sheet: Sheet) -> None:
+    row = lab.run("baseline")[0]
     script = lab.script("--mode", "inference", "--iterations", "5")
     losses = script["losses"]
     lab.shared["loss"] = losses[0]
-    memory = row.memory
-    peak = memory.peak_allocated_bytes or memory.peak_rss_bytes if memory is not None else None
-    latency = row.latency_s
-    return filled(
-        base,
-        figures={
-            "throughput": rate_text(row),
-            "time per step": format_seconds(latency.p50 if latency else None),
-            "memory at its peak": format_bytes(peak),
-        },
-        values=speed_values(row) | ({} if peak is None else {"peak_bytes": float(peak)}) | spread_values(row),
-        checks=(check_stable(row), check_same_loss(losses), check_trusted(row)),
-        answers=(
-            Answer(question="Why is the first iteration slow?", answer=warm_up_answer(script["warmup_times"])),
-            Answer(question="How many batches is that per second?", answer=batches_answer(row)),
-            Answer(
-                question="What takes the memory?",
-                answer=memory_answer(lab.records[0].prepared if lab.records else None, peak),
-            ),
-            Answer(question="What limits it?", answer=limit_answer(row, lab.on_gpu)),
-        ),
+    memory = row.metric("memory_allocated") or row.metric("memory")
+    sheet.measured.append(row_document(row))
+    sheet.figures = {
+        "throughput": speed_text(row),
+        "time per step": row.cell("latency_p50") or "n/a",
+        "memory at its peak": str(memory or "n/a"),
+    }
+    mean, deviation = row.value("latency_mean"), row.value("latency_std")
+    sheet.check(
+        "the time of a step is stable",
+        deviation / mean < STABLE_SPREAD if mean else None,
+        f"standard deviation {format_share(deviation / mean)} of the mean" if mean else "n/a",
+        "something else uses this machine, or it throttles: close other programs, look at 'redline doctor'",
     )
+    is_finite = all(math.isfinite(loss) for loss in losses)
+    sheet.check(
+        "the loss is the same in every iteration",
+        is_finite and len(set(losses)) == 1,
+        ", ".join(f"{loss:.4f}" for loss in dict.fromkeys(losses)),
+        "inference changes nothing, so the same input must give the same loss: look for dropout or randomness"
+        if is_finite
+        else "the loss is not a number: the weights or the number format overflow",
+    )
+    sheet.check(
+        "the result may be trusted",
+        row["trust"] == "valid",
+        str(row["trust"]),
+        "; ".join(map(str, row.notes)) or "measure again on a quieter machine",
+    )
+    record = lab.records[0]
+    sheet.answers = {
+        "Why is the first iteration slow?": warm_up_answer(script["warmup_times"]),
+        "How many batches is that per second?": batches_answer(row),
+        "What takes the memory?": memory_answer(record, memory.value if memory else None),
+        "What limits it?": limit_answer(record, lab.on_gpu),
+    }
 
 
-def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    recipes = ["baseline", "amp", "fp16", "amp-bf16"] if lab.on_gpu else ["baseline", "amp-bf16"]
-    rows = lab.run(recipes)
-    _require(rows[0])
-    figures: dict[str, str] = {}
-    values: dict[str, float] = {}
-    checks = []
+def precision(lab: Lab, sheet: Sheet) -> None:
+    rows = lab.run("baseline", "amp-bf16", *(("amp", "fp16") if lab.on_gpu else ()))
     for row in rows:
-        if row.failure is not None:
-            figures[row.recipe] = f"failed: {row.failure.message}"
-            continue
-        change = row.vs_first.memory_change if row.vs_first and lab.on_gpu else None
-        memory = "" if change is None else f", {format_share(abs(change))} {'less' if change < 0 else 'more'} memory"
-        figures[row.recipe] = f"{rate_text(row)}{times_text(row)}{memory}"
-        values |= compared_values(row)
-        if row.recipe != "baseline" and row.numerics is not None and row.numerics.rel_l2 is not None:
-            checks.append(check_answers(row.recipe, row.numerics.passed, row.numerics.rel_l2))
-    checks.append(_similar_loss(lab))
-    best = _fastest(rows[1:])
-    return filled(
-        base,
-        figures=figures,
-        values=values,
-        checks=tuple(checks),
-        answers=(
-            Answer(question="Is a shorter number format faster here?", answer=faster_answer(best)),
-            Answer(question="Why would it be?", answer=why_faster_answer(rows[0], best)),
-        ),
-    )
-
-
-def _similar_loss(lab: Lab) -> Check:
-    """The workshop's own test: the script's loss in fp32 and in fp16."""
+        change = row.value("memory_change") if lab.on_gpu else 0.0  # a CPU's resident memory tells little
+        less = f", {format_share(abs(change))} {'less' if change < 0 else 'more'} memory" if change else ""
+        sheet.add(row, less)
+    # The workshop's own test: the script's loss in fp32 and in fp16.
     options = ("--mode", "inference", "--iterations", "2", "--fp16")
     if "loss" not in lab.shared:
         lab.shared["loss"] = lab.script(*options, "0")["losses"][0]
     wide, half = lab.shared["loss"], lab.script(*options, "1")["losses"][0]
     apart = abs(half - wide) / abs(wide) if wide and math.isfinite(half) else math.inf
-    return Check(
-        name="the loss in fp16 is that of fp32",
-        passed=apart < SAME_LOSS,
-        seen=f"{wide:.4f} and {half:.4f}" + (f", {format_share(apart)} apart" if math.isfinite(apart) else ""),
-        explain="fp16 has a range of 65504 and three digits: this model leaves one or the other, so use bf16 or amp",
+    sheet.check(
+        "the loss in fp16 is that of fp32",
+        apart < SAME_LOSS,
+        f"{wide:.4f} and {half:.4f}" + (f", {format_share(apart)} apart" if math.isfinite(apart) else ""),
+        "fp16 has a range of 65504 and three digits: this model leaves one or the other, so use bf16 or amp",
     )
-
-
-def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    found = _profiled(lab)
-    operators = sorted(found.operators, key=lambda row: -_own_s(row, found))[:5]
-    steps = found.steps_seen or 1
-    figures = {
-        f"{rank}. {row.name}": f"{format_seconds(_own_s(row, found) / steps)} per step"
-        for rank, row in enumerate(operators, 1)
+    best = fastest(rows)
+    sheet.answers = {
+        "Is a shorter number format faster here?": faster_answer(best),
+        "Why would it be?": why_faster_answer(rows[0], best),
     }
-    whole_s = sum(_own_s(row, found) for row in found.operators)
-    share = _convolutions_s(found) / whole_s if whole_s else 0.0
-    answers = [
-        Answer(
-            question="Are convolutions the bottleneck?",
-            answer=convolutions_answer(share, operators[0].name if operators else ""),
-        ),
-        Answer(
-            question="What is in the way, and what to try?",
-            answer="; ".join(f"{one.evidence}: try {one.next}" for one in found.findings[:2]) or "nothing stands out",
-        ),
-    ]
-    checks = [check_recorded(len(found.operators))]
-    if found.host.ratio is not None:
-        checks.append(check_host(found.host.ratio, found.host.verdict))
-    if lab.on_gpu:
-        answers.append(_in_half(lab, found))
-    return filled(
-        base,
-        figures=figures | {"convolutions": format_share(share)},
-        values={"convolution_share": share},
-        checks=tuple(checks),
-        answers=tuple(answers),
+
+
+def profiler(lab: Lab, sheet: Sheet) -> None:
+    seen = _profiled(lab)
+    operators = sorted(seen.operators, key=lambda row: -_own_s(row, seen))
+    steps = seen.steps_seen or 1
+    for rank, row in enumerate(operators[:5], 1):
+        sheet.figures[f"{rank}. {row.name}"] = f"{format_seconds(_own_s(row, seen) / steps)} per step"
+    whole_s = sum(_own_s(row, seen) for row in operators)
+    share = _convolutions_s(seen) / whole_s if whole_s else 0.0
+    sheet.figures["convolutions"] = format_share(share)
+    sheet.measured.append({"convolution_share": share})
+    sheet.check(
+        "operators were recorded",
+        bool(operators),
+        f"{len(operators)} operators",
+        "the profiler saw nothing: look at 'redline doctor'",
     )
+    if seen.host.ratio is not None:
+        sheet.check(
+            "the host keeps up with the device",
+            seen.host.ratio < BUSY_HOST,
+            f"host over device {seen.host.ratio:.2f}: {seen.host.verdict}",
+            "Python launches work more slowly than the device does it: a larger batch, compilation or graphs help",
+        )
+    slowest = f"; most is {operators[0].name}" if operators and share <= 0.5 else ""
+    sheet.answers = {
+        "Are convolutions the bottleneck?": f"{'yes,' if share > 0.5 else 'no, only'} {format_share(share)} of the time{slowest}",
+        "What is in the way, and what to try?": "; ".join(
+            f"{finding.evidence}: try {finding.next}" for finding in seen.findings[:2]
+        )
+        or "nothing stands out",
+    }
+    if lab.on_gpu:
+        half = _profiled(lab, recipes="fp16")
+        wide_s, half_s = (_convolutions_s(one) / (one.steps_seen or 1) for one in (seen, half))
+        times = f"{format_seconds(wide_s)} of a step in fp32, {format_seconds(half_s)} in fp16"
+        sheet.answers["How long do convolutions take in each format?"] = (
+            f"{times}: {wide_s / half_s:.2f}×" if half_s else times
+        )
 
 
 def _profiled(lab: Lab, **how: Any) -> Profile:
-    found = profile(lab.model, **how, **lab.settings, workspace=lab.workspace)
-    assert found.profile is not None
-    return found.profile
+    result = profile(lab.model, **how, **lab.settings, workspace=lab.workspace)
+    assert result.profile is not None
+    return result.profile
 
 
-def _own_s(row: OperatorRow, found: Profile) -> float:
-    return row.device_self_s if found.has_device else row.cpu_self_s
+def _own_s(row: OperatorRow, seen: Profile) -> float:
+    return row.device_self_s if seen.has_device else row.cpu_self_s
 
 
-def _convolutions_s(found: Profile) -> float:
-    """By operator: many convolutions run as kernels that multiply matrices, more of them in fp16 than in fp32."""
-    return sum(_own_s(row, found) for row in found.operators if re.search("conv(?!ert)", row.name))
+def _convolutions_s(seen: Profile) -> float:
+    """Counts operators, because many convolutions run as kernels that multiply matrices, more of them in fp16 than in fp32."""
+    return sum(_own_s(row, seen) for row in seen.operators if re.search("conv(?!ert)", row.name))
 
 
-def _in_half(lab: Lab, found: Profile) -> Answer:
-    half = _profiled(lab, recipes="fp16")
-    wide_s, half_s = (_convolutions_s(each) / (each.steps_seen or 1) for each in (found, half))
-    told = f"{format_seconds(wide_s)} of a step in fp32, {format_seconds(half_s)} in fp16"
-    return Answer(
-        question="How long do convolutions take in each format?",
-        answer=f"{told}: {wide_s / half_s:.2f}×" if half_s else told,
-    )
-
-
-def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+def work(lab: Lab, sheet: Sheet) -> None:
     counted = flops(lab.model, latency=True, **lab.settings, workspace=lab.workspace)
     products, moved, params = (int(counted.rows[0].value(name)) for name in ("flops", "min_bytes", "params"))
-    items = lab.batch
-    known, missing = _ceilings(lab)
+    sheet.figures = {"parameters": f"{params:,}", "forward FLOPs per item": f"{products // lab.batch:,}"}
+    try:
+        known, missing = lab.workspace.device_ceilings(lab.device), "no fp32 ceiling"
+    except BenchError as error:
+        known, missing = None, f"the peak could not be measured: {str(error).splitlines()[0]}"
     peak = known.flops_per_s.get("fp32") if known is not None else None
-    table, values, doubted = {}, {}, False
+    reached: list[float] = []
+    is_doubted = False
     for batch in [1, lab.batch] if lab.quick else [1, lab.batch, 4 * lab.batch]:
-        (row,) = lab.run(["baseline"], batch=batch)
-        if row.failure is None and row.throughput_per_s:
-            achieved = products / items * row.throughput_per_s
-            values[f"batch {batch} flops_per_s"] = achieved
-            table[f"batch {batch}"] = f"{format_count(achieved)}FLOP/s{of_peak_text(achieved, peak)}"
-            doubted = doubted or not row.verdict.trusted
-    highest = max(values.values(), default=0.0)
-    answers = [
-        Answer(question="Does a larger batch use the device better?", answer=larger_batch_answer(values, doubted))
-    ]
+        row = lab.run("baseline", batch=batch)[0]
+        sheet.measured.append(row_document(row))
+        reached.append(products / lab.batch * row.value("throughput"))
+        share = f", {format_share(reached[-1] / peak)} of the measured fp32 peak" if peak else ""
+        speed = row.metric("throughput")
+        is_known = speed is not None and not speed.is_too_noisy
+        sheet.figures[f"batch {batch}"] = f"{format_count(reached[-1])}FLOP/s{share}" if is_known else speed_text(row)
+        is_doubted = is_doubted or row["trust"] != "valid"
+    highest = max(reached)
+    sheet.check(
+        "the efficiency is plausible",
+        0 < highest <= peak * 1.05 if peak else None,
+        f"at most {format_share(highest / peak)} of the peak" if peak else missing,
+        "no program is faster than the peak: the ceilings were measured on a busy machine, measure them "
+        "again with 'redline roofline --fresh'",
+    )
+    sheet.answers["Does a larger batch use the device better?"] = larger_batch_answer(reached, is_doubted)
     layers = [row for row in counted.table("modules").rows if row["depth"] == 1 and "time_share" in row]
     if layers:
-        answers.append(Answer(question="Which part takes most of the time?", answer=slowest_answer(layers)))
-    answers.append(
-        Answer(
-            question="Is it bound by computing or by memory?",
-            answer=intensity_answer(products, moved, known, highest),
+        slowest = max(layers, key=lambda row: row.value("time_share"))
+        sheet.answers["Which part takes most of the time?"] = (
+            f"{slowest['path']}: {slowest['time_share']} of the time and {slowest['macs_share']} of the work"
         )
-    )
-    return filled(
-        base,
-        figures={"parameters": f"{params:,}", "forward FLOPs per item": f"{products // items:,}", **table},
-        values=values,
-        checks=(check_efficiency(highest, peak, missing),),
-        answers=tuple(answers),
-    )
+    sheet.answers["Is it bound by computing or by memory?"] = intensity_answer(products, moved, known, highest)
 
 
-def _ceilings(lab: Lab) -> tuple[Ceilings | None, str]:
-    """Those of the device; None with the reason where they could not be measured."""
-    try:
-        return lab.workspace.device_ceilings(lab.device), ""
-    except BenchError as error:
-        return None, f"the peak could not be measured: {str(error).splitlines()[0]}"
-
-
-def many_gpus(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    found = lab.workspace.ask(AskHealth(), Health).devices if lab.on_gpu else ()
-    gpus = sum(device.kind != "cpu" for device in found)
+def many_gpus(lab: Lab, sheet: Sheet) -> None:
+    devices = lab.workspace.ask(AskHealth(), Health).devices if lab.on_gpu else ()
+    gpus = sum(device.kind != "cpu" for device in devices)
     if gpus < 2:
-        return filled(
-            base,
-            skipped=f"needs two GPUs, and this machine has {gpus}",
-            example=EXAMPLE_OF_SCALING,
+        sheet.skipped = f"needs two GPUs, and this machine has {gpus}"
+        sheet.example = (
+            "with two GPUs: torchrun --nproc-per-node 2 micro_benchmarking_pytorch.py --network resnet50 "
+            "--batch-size 128; scaling efficiency is (throughput of 2) / (2 × throughput of 1), often 85 to 95 %"
         )
+        return
     single = lab.script("--iterations", "10")["throughput_per_s"]
     both = lab.script("--iterations", "10", ranks=2)["throughput_per_s"]
     efficiency = both / (2 * single)
-    return filled(
-        base,
-        figures={
-            "one GPU": f"{single:.1f} img/s",
-            "two GPUs": f"{both:.1f} img/s",
-            "ideal": f"{2 * single:.1f} img/s",
-            "efficiency": format_share(efficiency),
-        },
-        values={"efficiency": efficiency},
-        checks=(check_scaling(efficiency),),
-        answers=(
-            Answer(
-                question="What is lost to communication?",
-                answer=f"{format_share(max(1 - efficiency, 0.0))} at {lab.batch} items per GPU; 'redline scale' shows more",
-            ),
-        ),
+    sheet.measured.append({"efficiency": efficiency})
+    sheet.figures = {
+        "one GPU": f"{single:.1f} img/s",
+        "two GPUs": f"{both:.1f} img/s",
+        "ideal": f"{2 * single:.1f} img/s",
+        "efficiency": format_share(efficiency),
+    }
+    sheet.check(
+        "the efficiency is plausible",
+        0.3 < efficiency <= 1.05,
+        format_share(efficiency),
+        "far below: the local batch is too small, or the link between the GPUs is slow; above 1: the single "
+        "GPU was slowed by something",
     )
+    lost = format_share(max(1 - efficiency, 0.0))
+    sheet.answers["What is lost to communication?"] = f"{lost} at {lab.batch} items per GPU; 'redline scale' shows more"
 
 
-def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    recipes = ["baseline", "compile"]
-    if lab.on_gpu and not lab.quick:  # each costs half a minute of compiling
-        recipes += ["compile:reduce-overhead", "fp16+compile"]
-    rows = lab.run(recipes)
-    _require(rows[0])
-    figures: dict[str, str] = {}
-    values: dict[str, float] = {}
+def compilation(lab: Lab, sheet: Sheet) -> None:
+    more = ("compile:reduce-overhead", "fp16+compile") if lab.on_gpu and not lab.quick else ()  # half a minute each
+    rows = lab.run("baseline", "compile", *more)
+    compiled = next((row for row in rows[1:] if not row.failure), None)
+    sheet.check(
+        "compiling works here",
+        compiled is not None,
+        "yes" if compiled is not None else f"failed: {rows[1].failure}",
+        "it needs a C++ compiler on a CPU and Triton on a GPU: 'redline doctor' says what is missing",
+    )
     for row in rows:
-        if row.failure is not None:
-            figures[row.recipe] = f"failed: {row.failure.message}"
-            continue
-        compile_s = row.cold_start_s.compile_s if row.cold_start_s else None
-        took = "" if compile_s is None else f", {compile_s:.0f} s to compile"
-        figures[row.recipe] = f"{rate_text(row)}{times_text(row)}{took}"
-        values |= compared_values(row) | ({} if compile_s is None else {f"{row.recipe} compile_s": compile_s})
-    compiled = next((row for row in rows[1:] if row.failure is None), None)
-    best = _fastest([row for row in rows if row.failure is None])
-    checks = [check_compiles(compiled is not None, figures.get("compile", "no"))]
-    if compiled is not None and compiled.numerics is not None and compiled.numerics.rel_l2 is not None:
-        checks.append(check_answers(compiled.recipe, compiled.numerics.passed, compiled.numerics.rel_l2))
-    return filled(
-        base,
-        figures=figures,
-        values=values,
-        checks=tuple(checks),
-        answers=(
-            Answer(question="After how many steps does compiling pay?", answer=break_even_answer(rows[0], compiled)),
-            Answer(question="Is the compiled model faster?", answer=faster_answer(best)),
-        ),
-    )
+        seconds = row.value("compile_time")
+        sheet.add(row, f", {seconds:.0f} s to compile" if seconds else "")
+    sheet.answers = {
+        "After how many steps does compiling pay?": break_even_answer(rows[0], compiled),
+        "Is the compiled model faster?": faster_answer(fastest(rows)),
+    }
 
 
-def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+def vendors(lab: Lab, sheet: Sheet) -> None:
     states = {row["item"]: row["state"] for row in doctor(workspace=lab.workspace).rows}
-    there = [name for name in ("ncu", "nsys", "rocprofv3", "rocprof") if states.get(name) == "ok"]
-    if not lab.on_gpu or not there:
-        return filled(
-            base,
-            skipped="needs a GPU and its vendor's profiler" if not lab.on_gpu else "no vendor profiler is installed",
-            example=EXAMPLE_OF_COUNTERS,
+    tool = next((name for name in ("ncu", "nsys", "rocprofv3", "rocprof") if states.get(name) == "ok"), None)
+    if not lab.on_gpu or tool is None:
+        sheet.skipped = "no vendor profiler is installed" if lab.on_gpu else "needs a GPU and its vendor's profiler"
+        sheet.example = (
+            "with one: redline profile resnet50 --tool ncu (NVIDIA) or --tool rocprofv3 (AMD) lists kernels with "
+            "their share, bandwidth and occupancy; 'redline profile --import FILE' reads a file you already have"
         )
+        return
     try:
-        found = _profiled(lab, tool=there[0])
+        seen = _profiled(lab, tool=tool)
     except BenchError as error:
-        return filled(base, skipped=f"{there[0]}: {str(error).splitlines()[0]}")
-    few = f"{found.kernels_for_most} of {len(found.kernels)} kernels take 80 % of the time"
-    return filled(
-        base,
-        figures={
-            f"{rank}. {row.short_name[:56]}": f"{format_share(row.share)}, {row.calls} calls"
-            for rank, row in enumerate(found.kernels[:5], 1)
-        },
-        checks=(check_listed(len(found.kernels), there[0]),),
-        answers=(
-            Answer(question="How many kernels matter?", answer=few),
-            *(
-                Answer(question=COUNTERS[one.name], answer=f"{format_share(one.value)}: {one.meaning}")
-                for one in found.counters
-                if one.kernel is None and one.name in COUNTERS
-            ),
-        ),
+        sheet.skipped = f"{tool}: {str(error).splitlines()[0]}"
+        return
+    for rank, row in enumerate(seen.kernels[:5], 1):
+        sheet.figures[f"{rank}. {row.short_name[:56]}"] = f"{format_share(row.share)}, {row.calls} calls"
+    sheet.check(
+        "kernels were listed",
+        bool(seen.kernels),
+        f"{len(seen.kernels)} kernels by {tool}",
+        "the tool ran and saw nothing: may it read the counters? 'redline doctor' says",
     )
+    sheet.answers["How many kernels matter?"] = (
+        f"{seen.kernels_for_most} of {len(seen.kernels)} kernels take 80 % of the time"
+    )
+    for counter in seen.counters:
+        if counter.kernel is None and counter.name in COUNTERS:
+            sheet.answers[COUNTERS[counter.name]] = f"{format_share(counter.value)}: {counter.meaning}"
 
 
+Exercise = Callable[[Lab, Sheet], None]
 EXERCISES: tuple[tuple[int, str, str, Exercise], ...] = (
     (1, "Baseline", "Measure a known model in strict fp32. Every later number is compared with this one, so it must be stable first.", baseline),
     (2, "Precision", "16-bit formats halve the bytes and, where the device has them, use faster units. Each is checked against fp32.", precision),
@@ -504,22 +441,6 @@ EXERCISES: tuple[tuple[int, str, str, Exercise], ...] = (
     (6, "Compilation", "torch.compile fuses operators. It costs time once; see after how many steps that is paid back.", compilation),
     (7, "Vendor profilers", "The vendor's own tools read hardware counters: bandwidth, occupancy, cache hits.", vendors),
 )  # fmt: skip
-
-
-def _require(row: RunSummary) -> None:
-    if row.failure is not None:
-        raise BenchError("crash", f"{row.recipe}: {row.failure.message}")
-
-
-def _fastest(rows: Sequence[RunSummary]) -> RunSummary | None:
-    """Of the rows that have a ratio to the first."""
-    compared = [row for row in rows if row.vs_first is not None]
-    return max(compared, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
-
-
-# What they say
-
-
 COUNTERS = {
     "bandwidth": "How much of the memory bandwidth is used?",
     "occupancy": "How full of threads are the multiprocessors?",
@@ -528,280 +449,119 @@ COUNTERS = {
     "compute": "How busy are the arithmetic units?",
     "lds_conflicts": "How often does shared memory wait for bank conflicts?",
 }
-"""The question that each counter answers."""
-EXAMPLE_OF_SCALING = (
-    "with two GPUs: torchrun --nproc-per-node 2 micro_benchmarking_pytorch.py --network resnet50 "
-    "--batch-size 128; scaling efficiency is (throughput of 2) / (2 × throughput of 1), often 85 to 95 %"
-)
-EXAMPLE_OF_COUNTERS = (
-    "with one: redline profile resnet50 --tool ncu (NVIDIA) or --tool rocprofv3 (AMD) lists kernels with "
-    "their share, bandwidth and occupancy; 'redline profile --import FILE' reads a file you already have"
-)
-STABLE_SPREAD = 0.05
-"""Standard deviation over mean below which a result is called stable."""
-NEAR_A_LIMIT = 0.2
-"""Share of what the roofline allows below which neither computing nor memory is called the limit."""
-BUSY_HOST = 1.2
-"""Host time over device time above which the host has too much to do."""
+"""The question that each hardware counter answers."""
 
 
-def check_stable(row: RunSummary) -> Check:
-    latency = row.latency_s
-    known = latency is not None and latency.std is not None and latency.mean
-    spread = latency.std / latency.mean if known and latency is not None and latency.std is not None else None
-    return Check(
-        name="the time of a step is stable",
-        passed=None if spread is None else spread < STABLE_SPREAD,
-        seen="n/a" if spread is None else f"standard deviation {format_share(spread)} of the mean",
-        explain="something else uses this machine, or it throttles: close other programs, look at 'redline doctor'",
-    )
+# What they say
 
 
-def check_same_loss(losses: Sequence[float]) -> Check:
-    finite = all(math.isfinite(loss) for loss in losses)
-    return Check(
-        name="the loss is the same in every iteration",
-        passed=finite and len(set(losses)) == 1,
-        seen=", ".join(f"{loss:.4f}" for loss in dict.fromkeys(losses)),
-        explain="inference changes nothing, so the same input must give the same loss: look for dropout or randomness"
-        if finite
-        else "the loss is not a number: the weights or the number format overflow",
-    )
+def speed_text(row: Row) -> str:
+    """Returns the speed, and how it compares with the first of its run."""
+    speed, ratio = row.metric("throughput"), row.metric("ratio")
+    text = speed.in_words if speed is not None else "n/a"
+    if ratio is None:
+        return text
+    return f"{text}, {'too noisy to compare with' if ratio.is_too_noisy else f'{ratio}'} the baseline"
 
 
-def check_trusted(row: RunSummary) -> Check:
-    return Check(
-        name="the result may be trusted",
-        passed=row.verdict.trusted,
-        seen=", ".join(row.verdict.labels),
-        explain="; ".join(map(str, row.verdict.reasons)) or "measure again on a quieter machine",
-    )
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """Returns the row with the highest ratio to the first."""
+    return max((row for row in rows if "ratio" in row), key=lambda row: row.value("ratio"), default=None)
+
+
+def faster_answer(best: Row | None) -> str:
+    """Returns what the table's own verdict says of the fastest recipe."""
+    if best is None:
+        return "nothing to compare"
+    doubt = "" if best["trust"] == "valid" else f"; its measurement is {best['trust']}"
+    if best["verdict"] == "faster":
+        return f"yes: {best['recipe']} is {best['ratio']} as fast{doubt}"
+    if (ratio := best.metric("ratio")) is not None and ratio.is_too_noisy:
+        return f"not certain: the times of {best['recipe']} or of the baseline are too noisy to compare"
+    if best["verdict"] == "undecided":
+        return f"not certain: {best['recipe']} measured {best['ratio']}{doubt}"
+    return f"no: {best['recipe']} is {best['ratio']} as fast as the baseline{doubt}"
+
+
+def why_faster_answer(first: Row, best: Row | None) -> str:
+    if best is None or best["verdict"] != "faster":
+        ending = "this one does not" if best and best["verdict"] == "slower" else "these figures do not show it here"
+        return f"16-bit numbers halve the bytes, but only a device with units for them computes faster; {ending}"
+    at_most = "twice, by the bytes alone" if first["bound"] == "memory" else "as much as the faster units allow"
+    return f"half the bytes for weights and activations, and faster units for products; the baseline is bound by {first['bound']}, so {at_most}"
+
+
+def break_even_answer(first: Row, compiled: Row | None) -> str:
+    if compiled is None or not compiled.value("compile_time"):
+        return "compiling failed or was not timed"
+    if compiled["verdict"] != "faster":
+        is_open = compiled["verdict"] == "undecided"
+        return f"{'not certain that it does' if is_open else 'never here: the compiled step is not faster'}: {compiled['ratio']}"
+    saved = first.value("latency_p50") * (1 - 1 / compiled.value("ratio"))
+    return f"after {math.ceil(compiled.value('compile_time') / saved):,} steps" if saved > 0 else "not measured"
 
 
 def warm_up_answer(times: Sequence[float]) -> str:
     if len(times) < 2:
         return "not measured"
     first, last = times[0], times[-1]
-    told = (
+    text = (
         f"the first iteration of micro_benchmarking_pytorch.py took {format_seconds(first)}, the last of its warm-up "
         f"{format_seconds(last)}"
     )
     if first < 1.5 * last:
-        return f"here it is not: {told}"
-    return f"{told}: at first libraries load, memory is taken and algorithms are chosen; so warm-up is not counted"
+        return f"here it is not: {text}"
+    return f"{text}: at first libraries load, memory is taken and algorithms are chosen; so warm-up is not counted"
 
 
-def limit_answer(row: RunSummary, on_gpu: bool) -> str:
-    if not on_gpu and row.bound.label == "device":
+def limit_answer(record: RunRecord, on_gpu: bool) -> str:
+    limit = bound(record)
+    if not on_gpu and limit.label == "device":
         return "the CPU itself: no other device waits for it; exercise 4 asks whether computing or memory is the limit"
-    return f"{row.bound.label}: {row.bound.evidence}"
+    return f"{limit.label}: {limit.evidence}"
 
 
-def spread_values(row: RunSummary) -> dict[str, float]:
-    latency = row.latency_s
-    if latency is None or latency.std is None:
-        return {}
-    return {"latency_mean_s": latency.mean, "latency_std_s": latency.std}
-
-
-def batches_answer(row: RunSummary) -> str:
-    if not row.throughput_per_s or not row.batch:
+def batches_answer(row: Row) -> str:
+    batch, speed = int(str(row.get("batch") or 0)), row.metric("throughput")
+    if speed is None or not speed.value or not batch:
         return "not measured"
-    return f"{significant(row.throughput_per_s / row.batch, 3)} batches of {row.batch}"
+    if speed.is_too_noisy:
+        return "the times are too noisy to say"
+    return f"{significant(row.value('throughput') / batch, 3)} batches of {batch}"
 
 
-def memory_answer(prepared: Prepared | None, peak: int | None) -> str:
-    if prepared is None or peak is None:
+def memory_answer(record: RunRecord, peak: float | None) -> str:
+    if record.prepared is None or not peak:
         return "not measured"
-    weights = 4 * prepared.workload.parameters
+    weights = 4 * record.prepared.workload.parameters
     return (
         f"the weights {format_bytes(weights)} ({format_share(weights / peak)} of the peak); the rest is activations, inputs "
         "and what the libraries need"
     )
 
 
-def check_answers(recipe: str, passed: bool | None, error: float) -> Check:
-    return Check(
-        name=f"{recipe} keeps the answers",
-        passed=passed,
-        seen=f"relative error {error:.1e}",
-        explain="it is farther from fp32 than rounding explains: do not use this format for this model",
-    )
-
-
-def faster_answer(best: RunSummary | None) -> str:
-    if best is None or best.vs_first is None:
-        return "nothing to compare"
-    versus = best.vs_first
-    doubt = "" if best.verdict.trusted else f"; doubtful, as the result is {', '.join(best.verdict.labels)}"
-    if versus.first_doubted:
-        return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, but the times of the baseline itself vary too much"
-    if versus.low is not None and versus.low > 1:
-        return f"yes: {best.recipe} is {versus.ratio:.2f}× as fast{_between(versus)}{doubt}"
-    if versus.high is not None and versus.high < 1:
-        return f"no: {best.recipe} is {versus.ratio:.2f}× as fast as the baseline{doubt}"
-    return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, and the interval includes 1{doubt}"
-
-
-def why_faster_answer(first: RunSummary, best: RunSummary | None) -> str:
-    if best is None or best.vs_first is None or (best.vs_first.low or 0) <= 1:
-        told = "16-bit numbers halve the bytes, but only a device with units for them computes faster"
-        is_slower = best is not None and best.vs_first is not None and (best.vs_first.high or 2) < 1
-        return f"{told}; {'this one does not' if is_slower else 'these figures do not show it here'}"
-    at_most = "twice, by the bytes alone" if first.bound.label == "memory" else "as much as the faster units allow"
-    return f"half the bytes for weights and activations, and faster units for products; the baseline is bound by {first.bound.label}, so {at_most}"
-
-
-def check_host(ratio: float, verdict: str) -> Check:
-    return Check(
-        name="the host keeps up with the device",
-        passed=ratio < BUSY_HOST,
-        seen=f"host over device {ratio:.2f}: {verdict}",
-        explain="Python launches work more slowly than the device does it: a larger batch, compilation or graphs help",
-    )
-
-
-def of_peak_text(achieved: float, peak: float | None) -> str:
-    return f", {format_share(achieved / peak)} of the measured fp32 peak" if peak else ""
+def larger_batch_answer(reached: Sequence[float], is_doubted: bool) -> str:
+    if is_doubted or not reached[0]:
+        return "not certain, as these times vary too much"
+    gain = reached[-1] / reached[0]
+    return f"{'yes' if gain > 1.1 else 'no'}: the largest batch reaches {gain:.2f}× the FLOP/s of the smallest"
 
 
 def intensity_answer(products: int, moved: int, known: Ceilings | None, achieved: float) -> str:
     if not moved:
         return "not counted"
     intensity = products / moved
-    told = f"{significant(intensity, 3)} FLOPs per byte, operator by operator"
+    text = f"{significant(intensity, 3)} FLOPs per byte, operator by operator"
     peak = known.flops_per_s.get("fp32") if known is not None else None
     if known is None or not peak or not known.copy_bytes_per_s:
-        return f"{told}; the peak of this device is not known"
+        return f"{text}; the peak of this device is not known"
     ridge = peak / known.copy_bytes_per_s
     kind = "computing" if intensity > ridge else "memory"
-    told = f"{told}, and this device needs {significant(ridge, 3)} to be busy with computing"
+    text = f"{text}, and this device needs {significant(ridge, 3)} to be busy with computing"
     reached = achieved / min(peak, intensity * known.copy_bytes_per_s)
     if reached < NEAR_A_LIMIT:
         return (
             f"neither yet: it reaches {format_share(reached)} of what {kind} allows, so something else takes the time, such "
-            f"as small operators or other programs; {kind} would be the limit: {told}"
+            f"as small operators or other programs; {kind} would be the limit: {text}"
         )
-    return f"{kind}: {told}"
-
-
-def larger_batch_answer(values: dict[str, float], doubted: bool) -> str:
-    if len(values) < 2:
-        return "only one batch could be measured"
-    first, *_, last = values.values()
-    gain = last / first
-    verdict = "not certain, as these times vary too much" if doubted else "yes" if gain > 1.1 else "no"
-    return f"{verdict}: the largest batch reaches {gain:.2f}× the FLOP/s of the smallest"
-
-
-def break_even_answer(first: RunSummary, compiled: RunSummary | None) -> str:
-    if compiled is None or compiled.cold_start_s is None or compiled.cold_start_s.compile_s is None:
-        return "compiling failed or was not timed"
-    versus = compiled.vs_first
-    if first.latency_s is None or versus is None:
-        return "not measured"
-    if versus.first_doubted:
-        return "not certain: the times of the baseline itself vary too much"
-    if versus.high is not None and versus.high <= 1:
-        return f"never here: the compiled step is not faster ({versus.ratio:.2f}×)"
-    if versus.low is not None and versus.low <= 1:
-        return f"not certain that it does: {versus.ratio:.2f}×{_between(versus)}"
-    saved = first.latency_s.p50 * (1 - 1 / versus.ratio)
-    if saved <= 0:
-        return "never here: the compiled step is not faster"
-    return f"after {math.ceil(compiled.cold_start_s.compile_s / saved):,} steps"
-
-
-def rate_text(row: RunSummary) -> str:
-    return "n/a" if row.throughput_per_s is None else f"{significant(row.throughput_per_s, 4)} {row.item or 'items'}/s"
-
-
-def times_text(row: RunSummary) -> str:
-    """Against the baseline, with the interval; no number where nobody could use it."""
-    versus = row.vs_first
-    if versus is None:
-        return ""
-    ratio = RATIO(versus.ratio, versus.low, versus.high)
-    return ", too noisy to compare with the baseline" if ratio.is_too_noisy else f", {ratio} the baseline"
-
-
-def _between(versus: VersusFirst) -> str:
-    if versus.low is None or versus.high is None or RATIO(versus.ratio, versus.low, versus.high).is_too_noisy:
-        return ""
-    return f" ({versus.low:.2f}–{versus.high:.2f})"
-
-
-def compared_values(row: RunSummary) -> dict[str, float]:
-    versus, numerics = row.vs_first, row.numerics
-    found = {
-        "throughput_per_s": row.throughput_per_s,
-        "ratio": versus.ratio if versus else 1.0,
-        "ratio low": versus.low if versus else None,
-        "ratio high": versus.high if versus else None,
-        "relative error": numerics.rel_l2 if numerics else None,
-    }
-    return {f"{row.recipe} {name}": value for name, value in found.items() if value is not None}
-
-
-def speed_values(row: RunSummary) -> dict[str, float]:
-    found = {"throughput_per_s": row.throughput_per_s, "latency_p50_s": row.latency_s.p50 if row.latency_s else None}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def check_recorded(operators: int) -> Check:
-    return Check(
-        name="operators were recorded",
-        passed=operators > 0,
-        seen=f"{operators} operators",
-        explain="the profiler saw nothing: look at 'redline doctor'",
-    )
-
-
-def convolutions_answer(share: float, slowest: str) -> str:
-    if share > 0.5:
-        return f"yes, {format_share(share)} of the time"
-    return f"no, only {format_share(share)} of the time" + (f"; most is {slowest}" if slowest else "")
-
-
-def check_efficiency(highest: float, peak: float | None, missing: str) -> Check:
-    """`missing`: why the peak is not known."""
-    return Check(
-        name="the efficiency is plausible",
-        passed=0 < highest <= peak * 1.05 if peak else None,
-        seen=f"at most {format_share(highest / peak)} of the peak" if peak else missing or "no fp32 ceiling",
-        explain="no program is faster than the peak: the ceilings were measured on a busy machine, measure them "
-        "again with 'redline roofline --fresh'",
-    )
-
-
-def slowest_answer(layers: Sequence[Row]) -> str:
-    slowest = max(layers, key=lambda row: row.value("time_share"))
-    return f"{slowest['path']}: {slowest['time_share']} of the time and {slowest['macs_share']} of the work"
-
-
-def check_scaling(efficiency: float) -> Check:
-    return Check(
-        name="the efficiency is plausible",
-        passed=0.3 < efficiency <= 1.05,
-        seen=format_share(efficiency),
-        explain="far below: the local batch is too small, or the link between the GPUs is slow; above 1: the single "
-        "GPU was slowed by something",
-    )
-
-
-def check_compiles(works: bool, told: str) -> Check:
-    return Check(
-        name="compiling works here",
-        passed=works,
-        seen="yes" if works else told,
-        explain="it needs a C++ compiler on a CPU and Triton on a GPU: 'redline doctor' says what is missing",
-    )
-
-
-def check_listed(kernels: int, tool: str) -> Check:
-    return Check(
-        name="kernels were listed",
-        passed=kernels > 0,
-        seen=f"{kernels} kernels by {tool}",
-        explain="the tool ran and saw nothing: may it read the counters? 'redline doctor' says",
-    )
+    return f"{kind}: {text}"

@@ -1,7 +1,7 @@
 """`redline workshop`: seven exercises on the learner's own machine, checked and written down by the tool; and with `--checklist`
 what has been measured of a model here, and the command for what has not.
 
-What the hardware cannot do is skipped, with an example that is marked as one. Results are written after every exercise.
+An exercise that the hardware cannot do is skipped, with an example that is marked as one. Results are written after every exercise.
 """
 
 from __future__ import annotations
@@ -10,43 +10,65 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
-from redline.analyze.pairs import verdict_of
 from redline.analyze.ranks import oversubscription
-from redline.analyze.summary import Line as Measured
-from redline.analyze.summary import RunSummary, lines_of, summarize
 from redline.model.errors import Interrupted, RedlineError, SpecError, UsageError
+from redline.model.fields import Frozen
 from redline.model.identity import device_key
-from redline.model.metrics import Fact, Figure, Headline, Row, Table
+from redline.model.metrics import Fact, Headline, Row, Table
 from redline.model.names import refuse_impossible_name
-from redline.model.record import RunRecord
 from redline.model.settings import OUTPUT, setting
 from redline.model.spec import BASELINE, Recipe, WorkloadSpec
 from redline.search.tune.record import KeptSearches
-from redline.search.tune.summary import TuneSummary, summary_of
+from redline.search.tune.summary import summary_of
+from redline.show.contents import contents_of, line_row
+from redline.show.export import safe_document
 from redline.show.folder import check_folder
-from redline.show.result import Result
-from redline.show.searches import with_search_ratios
-from redline.verbs.exercises import (
-    EXERCISES,
-    MARKS,
-    ExerciseResult,
-    Lab,
-    WorkshopResult,
-    exercise_text,
-    heading,
-    outcome,
-    results_text,
-)
+from redline.show.result import SCHEMA, Result
+from redline.show.terminal import one_line
+from redline.verbs.exercises import EXERCISES, MARKS, Lab, Sheet
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, specs_of, use
 
-GAIN = Figure(name="gain", unit="x", better="higher", doc="Time of the baseline over that with the switch.")
-FEWEST_PROCESSES = 3
-"""So many processes make an interval that noise within one of them does not overrule."""
+TEXT, DOCUMENT = "my_workshop_results.txt", "my_workshop_results.json"
+RULE = "-" * 72
+
+
+class Walk(Frozen):
+    """The results file: what is known of the exercises that were done on one machine."""
+
+    device: str
+    device_name: str
+    model: str
+    batch: int
+    quick: bool
+    exercises: tuple[Sheet, ...] = ()
+
+    @property
+    def heading(self) -> list[str]:
+        mode = ", quick" if self.quick else ""
+        return [
+            f"device: {one_line(self.device_name)} ({self.device})",
+            f"model: {self.model}, batch {self.batch}{mode}",
+        ]
+
+    @property
+    def outcome(self) -> str:
+        """Returns in one line how far the learner has come."""
+        done = [sheet for sheet in self.exercises if sheet.skipped is None]
+        skipped = len(self.exercises) - len(done)
+        checks = [check.passed for sheet in done for check in sheet.checks if check.passed is not None]
+        exercises = f"{len(done)} of {len(self.exercises)} exercises done{f', {skipped} skipped' if skipped else ''}"
+        return f"{exercises}; {sum(checks)} of {len(checks)} checkpoints met"
+
+    def __str__(self) -> str:
+        lines = ["My workshop results", *self.heading, ""]
+        for sheet in self.exercises:
+            lines += [f"Exercise {sheet.number}: {sheet.title}", RULE, *sheet.lines(), ""]
+        return "\n".join(lines)
 
 
 @verb(
@@ -94,73 +116,71 @@ def workshop(
         raise SpecError(f"exercise must be from 1 to {len(EXERCISES)}, got {unknown[0][:40]!r}")
     chosen = [known[number] for number in asked] or list(known.values())
     folder = Path(out)
-    if resume and not results_file(folder).exists():
+    if resume and not (folder / DOCUMENT).exists():
         raise SpecError(f"nothing to resume in {folder}: leave out --resume")
     check_folder(folder)
     with use(workspace) as opened:
-        resolved = opened.checked(specs_of(opened, "simple_cnn", device=device)[0])[0].device
-        lab = _lab(resolved, opened, quick)
-        name = opened.environment(resolved).device.name
-        walk = WorkshopResult(device=resolved, device_name=name, model=lab.model, batch=lab.batch, quick=quick)
+        lab = _lab(opened.checked(specs_of(opened, "simple_cnn", device=device)[0])[0].device, opened, quick)
+        name = opened.environment(lab.device).device.name
+        walk = Walk(device=lab.device, device_name=name, model=lab.model, batch=lab.batch, quick=quick)
         done = _kept(folder, walk) if resume or exercises else {}
-        settled = sorted(number for number, found in done.items() if resume and found.skipped is None)
-        _say(opened, *heading(walk))
+        settled = sorted(number for number, sheet in done.items() if resume and sheet.skipped is None)
+        # A walk takes minutes: the learner reads each exercise when it is done, and the result at the end.
+        say = opened.observer.noted
+        for line in walk.heading:
+            say(line)
         if settled:
-            _say(opened, f"done already: {', '.join(map(str, settled))}; --exercise N does one again")
-        again = ["redline", "workshop", *["--quick"] * quick, *(["--device", device] if device != "auto" else [])]
-        again = [*again, "--out", str(out), "--resume"]
+            say(f"done already: {', '.join(map(str, settled))}; --exercise N does one again")
         try:
             for number, title, explain, exercise in EXERCISES:
                 if number not in chosen or number in settled:
                     continue
-                _say(opened, f"Exercise {number}: {title}", explain)
-                base = ExerciseResult(number=number, title=title, explain=explain)
+                say(f"Exercise {number}: {title}")
+                say(explain)
+                sheet = Sheet(number=number, title=title, explain=explain)
                 try:
-                    found = exercise(lab, base)
+                    exercise(lab, sheet)
                 except RedlineError as error:
-                    found = msgspec.structs.replace(base, skipped=str(error).splitlines()[0])
-                done[number] = found
+                    sheet = Sheet(number=number, title=title, explain=explain, skipped=str(error).splitlines()[0])
+                done[number] = sheet
                 walk = msgspec.structs.replace(walk, exercises=tuple(done[key] for key in sorted(done)))
                 _write(folder, walk)
-                _say(opened, *exercise_text(found))
+                for line in sheet.lines():
+                    say(line)
         except KeyboardInterrupt:
-            raise Interrupted(
-                walk_result(walk, folder, chosen, shlex.join(again)) if walk.exercises else None
-            ) from None
+            words = ["redline", "workshop", *["--quick"] * quick, *(["--device", device] if device != "auto" else [])]
+            again = shlex.join([*words, "--out", str(out), "--resume"])
+            raise Interrupted(walk_result(walk, folder, chosen, again) if walk.exercises else None) from None
     return walk_result(
         msgspec.structs.replace(walk, exercises=tuple(done[key] for key in sorted(done))), folder, chosen
     )
 
 
-def _say(workspace: Workspace, *lines: str) -> None:
-    """A walk takes minutes: the learner reads each exercise when it is done, and the result at the end."""
-    for line in lines:
-        workspace.observer.noted(line)
-
-
-def walk_result(walk: WorkshopResult, folder: Path, chosen: Sequence[int], again: str = "") -> Result:
-    """What came of the chosen exercises, and how far all are; `again` is the command that does the others."""
+def walk_result(walk: Walk, folder: Path, chosen: Sequence[int], again: str = "") -> Result:
+    """Returns what came of the chosen exercises, and how far all are; `again` is the command that does the others."""
     exercises, figures, checks, answers = [], [], [], []
-    for found in (one for one in walk.exercises if one.number in chosen):
-        name = f"{found.number} {found.title}"
-        met = [check.passed for check in found.checks if check.passed is not None]
-        facts = {"exercise": name, "checkpoints": f"{sum(met)} of {len(met)} met"}
-        exercises.append(Row(facts=facts, failure=f"skipped: {found.skipped}" if found.skipped else ""))
-        figures += [Row(facts={"exercise": name, "figure": key, "value": text}) for key, text in found.figures.items()]
-        for check in found.checks:
-            shown = {"exercise": name, "checkpoint": f"{MARKS[check.passed]} {check.name}", "seen": check.seen}
-            checks.append(Row(facts={**shown, "explain": check.explain if check.passed is False else None}))
-        answers += [
-            Row(facts={"exercise": name, "question": one.question, "answer": one.answer}) for one in found.answers
-        ]
-    left = [number for number, *_ in EXERCISES if number not in {found.number for found in walk.exercises}]
+    for sheet in (one for one in walk.exercises if one.number in chosen):
+        exercise = {"exercise": f"{sheet.number} {sheet.title}"}
+        met = [check.passed for check in sheet.checks if check.passed is not None]
+        exercises.append(
+            Row(
+                facts={**exercise, "checkpoints": f"{sum(met)} of {len(met)} met"},
+                failure=f"skipped: {sheet.skipped}" if sheet.skipped else "",
+            )
+        )
+        figures += [Row(facts={**exercise, "figure": name, "value": text}) for name, text in sheet.figures.items()]
+        answers += [Row(facts={**exercise, "question": name, "answer": text}) for name, text in sheet.answers.items()]
+        for check in sheet.checks:
+            facts = {**exercise, "checkpoint": f"{MARKS[check.passed]} {check.name}", "seen": check.seen}
+            checks.append(Row(facts={**facts, "explain": check.explain if check.passed is False else None}))
+    left = [number for number, *_ in EXERCISES if number not in {sheet.number for sheet in walk.exercises}]
     return Result(
         verb="workshop",
         headline=Headline(
-            template="{outcome}; they are in {file}.", figures={"outcome": outcome(walk), "file": str(folder / TEXT)}
+            template="{outcome}; they are in {file}.", figures={"outcome": walk.outcome, "file": str(folder / TEXT)}
         ),
         tables=(
-            Table(name="exercises", title=" · ".join(heading(walk)), rows=tuple(exercises)),
+            Table(name="exercises", title=" · ".join(walk.heading), rows=tuple(exercises)),
             Table(name="checkpoints", rows=tuple(checks), columns=("checkpoint", "seen", "exercise")),
             Table(name="figures", rows=tuple(figures), is_detail=True),
             Table(name="answers", rows=tuple(answers), is_detail=True),
@@ -170,41 +190,32 @@ def walk_result(walk: WorkshopResult, folder: Path, chosen: Sequence[int], again
     )  # a checkpoint that is not met is part of the answer
 
 
-TEXT = "my_workshop_results.txt"
-
-
 def _lab(device: str, workspace: Workspace, quick: bool) -> Lab:
     if device != "cpu":
         return Lab(workspace, device, "resnet50", 32, None, quick)
     return Lab(workspace, device, "resnet18" if not quick else "simple_cnn", 4, 64 if not quick else 32, quick)
 
 
-def results_file(folder: Path) -> Path:
-    return folder / "my_workshop_results.json"
-
-
-def _kept(folder: Path, now: WorkshopResult) -> dict[int, ExerciseResult]:
-    """What an earlier walk on the same device found; nothing where there was none."""
-    path = results_file(folder)
+def _kept(folder: Path, now: Walk) -> dict[int, Sheet]:
+    """Returns what an earlier walk on the same device found; nothing where there was none."""
+    path = folder / DOCUMENT
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        kept = msgspec.convert(
-            {key: value for key, value in plain.items() if key not in ("schema", "kind")}, WorkshopResult
-        )
+        kept = msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["walk"], Walk)
     except FileNotFoundError:
         return {}
-    except (ValueError, msgspec.ValidationError) as error:
-        raise SpecError(f"cannot read {path}: {error}; start in another folder (--out)") from None
+    except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
+        raise SpecError(f"cannot read {path}: {error!s}; start in another folder (--out)") from None
     if (kept.device_name, kept.model, kept.quick) != (now.device_name, now.model, now.quick):
         raise SpecError(f"{path} is of another device or mode: start in another folder (--out)")
-    return {exercise.number: exercise for exercise in kept.exercises}
+    return {sheet.number: sheet for sheet in kept.exercises}
 
 
-def _write(folder: Path, result: WorkshopResult) -> None:
+def _write(folder: Path, walk: Walk) -> None:
+    document = msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, "verb": "workshop", "walk": walk}), indent=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / TEXT).write_text(results_text(result), encoding="utf-8")
-        results_file(folder).write_text(result.to_json(), encoding="utf-8")
+        (folder / TEXT).write_text(str(walk), encoding="utf-8")
+        (folder / DOCUMENT).write_text(safe_document(document.decode()), encoding="utf-8")
     except OSError as error:
         raise SpecError(f"cannot write into {folder}: {error.strerror}") from None
 
@@ -229,174 +240,84 @@ EFFORTS = {
 
 
 def checklist_of(model: str, workspace: Workspace | None = None) -> Result:
-    """Measure, analyse, optimise, validate, scale: ticked from the records and searches that exist."""
+    """Returns which steps are done (measure, analyse, optimise, validate, scale), by the records and searches that exist.
+
+    It reads the same rows as a report, so that a recipe is faster here if and only if the tables say so.
+    """
     with use(workspace) as opened, opened.reading() as history:
         records = history.find(model=model, newest_first=False)
         if not records:  # of a name that nothing has, no command below would run
             refuse_impossible_name(WorkloadSpec(model=model))
         ceilings_of = opened.ceilings_of(records)
-        rows = summarize(records, ceilings_of)
         by_id = {record.id: record for record in records}
-        kept = [
-            search
-            for search in KeptSearches(history.tunes()).newest_first()
-            if search.tune.spec.workload.model == model
-        ]
+        kept = [one for one in KeptSearches(history.tunes()).newest_first() if one.tune.spec.workload.model == model]
         whole = [search for search in kept if all(record_id in by_id for record_id in search.record_ids)]
         searches = [summary_of(search, by_id, ceilings_of) for search in reversed(whole)]
-        ceilings_known = any(
-            history.ceilings().get(device_key(record.prepared.environment)) is not None
-            for record in records
-            if record.prepared is not None
-        )
-    compared = with_search_ratios(lines_of(records, rows), searches)
-    batches = {row.batch for row in rows if row.failure is None}
-    checks = [
-        *_measured(model, rows),
-        *_analysed(model, records, ceilings_known),
-        Check(
-            "optimise",
-            "other recipes were compared with the baseline",
-            any(line.row.vs_first for line in compared) or any(len(found.ranking) > 1 for found in searches),
-            f"redline run {shlex.quote(model)} -r baseline -r channels-last+compile",
-        ),
-        Check(
-            "optimise", "a recipe is faster", is_any_faster(compared, searches), f"redline tune {shlex.quote(model)}"
-        ),
-        Check("optimise", "the fastest recipe was searched for", bool(kept), f"redline tune {shlex.quote(model)}"),
-        *_validated(model, rows, records),
-        *_scaled(model, len(batches), records),
-    ]
-    return _checklist_result(model, checks, tuple(_techniques(compared)), len(records))
-
-
-def _checklist_result(model: str, checks: Sequence[Check], gains: tuple[Row, ...], records: int) -> Result:
-    first = next((check.command for check in checks if not check.done), "")
-    figures: dict[str, Fact] = {
-        "model": model,
-        "done": sum(check.done for check in checks),
-        "all": len(checks),
-        "records": records,
-    }
-    rows = tuple(
+        devices = {device_key(one.prepared.environment) for one in records if one.prepared is not None}
+        has_ceilings = any(history.ceilings().get(device) is not None for device in devices)
+    contents = contents_of(records, tunes=searches, profiles=(), ceilings_of=ceilings_of)
+    rows = [line_row(line) for line in contents.lines]
+    timed = [row for row in rows if not row.failure]
+    compared = [row for row in timed if "ratio" in row]
+    baseline = [row for row in timed if row["recipe"] == BASELINE and "throughput" in row]
+    ranked = [one for one in records if one.spec.ranks > 1 and one.failure is None and oversubscription(one) is None]
+    is_faster = any(row["verdict"] == "faster" for row in compared) or any(
+        rank.verdict == "faster" and rank.recipe != BASELINE for search in searches for rank in search.ranking
+    )
+    name = shlex.quote(model)
+    checks = (
+        ("measure", "a baseline was measured", bool(baseline), f"run {name}"),
+        ("measure", "and its result may be trusted", any(row["trust"] == "valid" for row in baseline), f"run {name} --effort strict"),
+        ("measure", "a training step was measured", any(row["task"] == "train" for row in timed), f"run {name} --task train"),
+        ("analyse", "a step was profiled", any(record.trace is not None for record in records), f"profile {name}"),
+        ("analyse", "the device's ceilings are known", has_ceilings, "roofline"),
+        ("optimise", "other recipes were compared with the baseline", bool(compared) or any(len(one.ranking) > 1 for one in searches), f"run {name} -r baseline -r channels-last+compile"),
+        ("optimise", "a recipe is faster", is_faster, f"tune {name}"),
+        ("optimise", "the fastest recipe was searched for", bool(kept), f"tune {name}"),
+        ("validate", "the numerics of another recipe were checked", any(row["recipe"] != BASELINE and row.get("numerics") == "passed" for row in timed), f"run {name} -r baseline -r amp"),
+        ("validate", "a result was repeated in three processes", any(int(str(row["processes"])) >= 3 for row in timed), f"run {name} -r {BASELINE} -r amp --decide"),
+        ("scale", "several batches were measured", len({row["batch"] for row in timed}) >= 3, f"batch {name}"),
+        ("scale", "several ranks were measured", bool(ranked), f"scale {name} --task train --ranks 1,2"),
+    )  # fmt: skip
+    steps = tuple(
         Row(
             facts={
-                "stage": check.stage,
-                "check": f"{MARKS[check.done]} {check.text}",
-                "command": "" if check.done else check.command,
-                "done": check.done,
+                "stage": stage,
+                "check": f"{MARKS[is_done]} {text}",
+                "command": "" if is_done else f"redline {command}",
+                "done": is_done,
             }
         )
-        for check in checks
+        for stage, text, is_done, command in checks
     )
+    figures: dict[str, Fact] = {
+        "model": model,
+        "done": sum(is_done for _, _, is_done, _ in checks),
+        "all": len(checks),
+        "records": len(records),
+    }
     return Result(
         verb="checklist",
         headline=Headline(template="{model}: {done} of {all} steps are done, by {records} records.", figures=figures),
         tables=(
-            Table(name="checks", rows=rows, columns=("stage", "check", "command")),
-            Table(name="gains", title="gains of one switch over the baseline, measured here", rows=gains),
+            Table(name="checks", rows=steps, columns=("stage", "check", "command")),
+            Table(
+                name="gains",
+                title="gains of one switch over the baseline, measured here",
+                rows=tuple(sorted(_gains(compared), key=lambda row: -row.value("ratio"))),
+            ),
         ),
         about={"model": model},
-        next=first,
+        next=next((f"redline {command}" for _, _, is_done, command in checks if not is_done), ""),
     )
 
 
-class Check(NamedTuple):
-    stage: str
-    text: str
-    done: bool
-    command: str
-    """What would tick it."""
-
-
-def is_any_faster(lines: Sequence[Measured], searches: Sequence[TuneSummary]) -> bool:
-    """Whether a comparison or a search has shown a recipe to be faster than the baseline, by the interval of their ratio.
-
-    The newest comparison of a recipe counts. Noise within a process does not overrule an interval over several of them.
-    """
-    newest = {(line.row.task, line.row.batch, line.row.recipe): line for line in lines if line.row.vs_first is not None}
-    return any(
-        _is_faster(line.row) and (line.row.verdict.trusted or len(line.processes) >= FEWEST_PROCESSES)
-        for line in newest.values()
-    ) or any(rank.verdict == "faster" and rank.recipe != BASELINE for found in searches for rank in found.ranking)
-
-
-def _is_faster(row: RunSummary) -> bool:
-    versus = row.vs_first
-    if versus is None or versus.low is None or versus.first_doubted:
-        return False
-    return verdict_of(versus.low, versus.high if versus.high is not None else versus.low) == "faster"
-
-
-def _measured(model: str, rows: Sequence[RunSummary]) -> list[Check]:
-    name = shlex.quote(model)
-    baseline = [row for row in rows if row.recipe == BASELINE and row.throughput_per_s]
-    trusted = [row for row in baseline if row.verdict.trusted]
-    trained = [row for row in rows if row.task == "train" and row.failure is None]
-    return [
-        Check("measure", "a baseline was measured", bool(baseline), f"redline run {name}"),
-        Check("measure", "and its result may be trusted", bool(trusted), f"redline run {name} --effort strict"),
-        Check("measure", "a training step was measured", bool(trained), f"redline run {name} --task train"),
-    ]
-
-
-def _analysed(model: str, records: Sequence[RunRecord], ceilings_known: bool) -> list[Check]:
-    name = shlex.quote(model)
-    profiled = any(record.trace is not None for record in records)
-    return [
-        Check("analyse", "a step was profiled", profiled, f"redline profile {name}"),
-        Check("analyse", "the device's ceilings are known", ceilings_known, "redline roofline"),
-    ]
-
-
-def _validated(model: str, rows: Sequence[RunSummary], records: Sequence[RunRecord]) -> list[Check]:
-    name = shlex.quote(model)
-    checked = [row for row in rows if row.recipe != BASELINE and row.numerics is not None and row.numerics.passed]
-    sizes: dict[tuple[str, str], set[str]] = {}
-    for record in records:
-        if record.failure is None and record.blocks:
-            sizes.setdefault((record.key or "", str(record.spec.recipe)), set()).add(record.id)
-    repeated = any(len(ids) >= 3 for ids in sizes.values())
-    return [
-        Check(
-            "validate",
-            "the numerics of another recipe were checked",
-            bool(checked),
-            f"redline run {name} -r baseline -r amp",
-        ),
-        Check(
-            "validate",
-            "a result was repeated in three processes",
-            repeated,
-            f"redline run {name} -r {BASELINE} -r amp --decide",
-        ),
-    ]
-
-
-def _scaled(model: str, batches: int, records: Sequence[RunRecord]) -> list[Check]:
-    name = shlex.quote(model)
-    ranked = [
-        record
-        for record in records
-        if record.spec.ranks > 1 and record.failure is None and oversubscription(record) is None
-    ]
-    return [
-        Check("scale", "several batches were measured", batches >= 3, f"redline batch {name}"),
-        Check("scale", "several ranks were measured", bool(ranked), f"redline scale {name} --task train --ranks 1,2"),
-    ]
-
-
-def _techniques(lines: Sequence[Measured]) -> Iterator[Row]:
-    """The newest gain of each recipe of one switch over the baseline, the largest first."""
-    found: dict[str, Row] = {}
-    for line in lines:
-        row, switches = line.row, Recipe.parse(line.row.recipe).switches
-        versus = row.vs_first
-        if len(switches) != 1 or versus is None or versus.recipe != BASELINE or versus.low is None:
-            continue
-        effort, when = EFFORTS.get(switches[0].name, ("", ""))
-        found[f"{row.task} {row.recipe}"] = Row(
-            facts={"switch": row.recipe, "task": row.task, "batch": row.batch, "effort": effort, "when": when},
-            metrics=(GAIN(versus.ratio, versus.low, versus.high),),
-        )
-    yield from sorted(found.values(), key=lambda row: -row.value("gain"))
+def _gains(compared: Sequence[Row]) -> Iterator[Row]:
+    """Yields the gain of each recipe of one switch over the baseline."""
+    for row in compared:
+        switches = Recipe.parse(str(row["recipe"])).switches
+        ratio = row.metric("ratio")
+        if len(switches) == 1 and row["compared_with"] == BASELINE and ratio is not None and ratio.has_interval:
+            effort, when = EFFORTS.get(switches[0].name, ("", ""))
+            facts = {"switch": row["recipe"], "task": row["task"], "batch": row.get("batch")}
+            yield Row(facts={**facts, "effort": effort, "when": when}, metrics=(ratio,))  # type: ignore[dict-item]
