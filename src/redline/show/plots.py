@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -12,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from redline.analyze.batch import BatchSummary
 from redline.analyze.load import LoadSummary
-from redline.analyze.profile import Profile
 from redline.analyze.train import TrainingSummary
 from redline.model.metrics import Row
 from redline.model.units import format_bytes, format_rate
@@ -22,7 +19,6 @@ from redline.show.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.show.charts import Star, bar_figure, curve_figure
 from redline.show.contents import Contents, Section
 from redline.show.profile import step_figure
-from redline.show.terminal import one_line
 
 
 def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
@@ -141,101 +137,3 @@ def _steps(contents: Contents, folder: Path) -> dict[str, Path]:
             step_figure(lanes, title), folder / ("step.png" if number == 1 else f"step-{number}.png")
         )
     return drawn
-
-
-KERNELS = 15
-
-
-def batch_figure(found: BatchSummary) -> Any:
-    """Throughput against the batch, with the knee; None where fewer than two batches ran."""
-    fitting = sorted((trial for trial in found.trials if trial.fits), key=lambda trial: trial.batch)
-    if len(fitting) < 2:
-        return None
-    figure = _blank_figure(
-        f"{found.row.model}: throughput against batch", "batch", f"{found.row.item or 'items'} per second"
-    )
-    batches, speeds = [trial.batch for trial in fitting], [trial.throughput_per_s for trial in fitting]
-    figure.add_scatter(x=batches, y=speeds, mode="lines+markers", name=_text(found.row.recipe), line_color=COLOURS[0])
-    if (knee := found.knee) is not None:
-        star = {"symbol": "star", "size": 15, "color": COLOURS[1]}
-        figure.add_scatter(x=[knee.batch], y=[knee.throughput_per_s], mode="markers", name="knee", marker=star)
-    figure.update_xaxes(type="log", tickvals=batches, ticktext=[str(batch) for batch in batches])
-    figure.update_yaxes(rangemode="tozero")
-    return figure
-
-
-def epoch_figure(training: TrainingSummary) -> Any:
-    """Losses and accuracy by epoch; None before the first is done."""
-    if not training.epochs:
-        return None
-    figure = _blank_figure(f"{training.model}: losses and accuracy", "epoch", "loss")
-    numbers = [epoch.number for epoch in training.epochs]
-    for number, (name, field) in enumerate((("training loss", "train_loss"), ("held-out loss", "val_loss"))):
-        values = [getattr(epoch, field) for epoch in training.epochs]
-        figure.add_scatter(x=numbers, y=values, mode="lines+markers", name=name, line_color=COLOURS[number])
-    accuracy = [None if epoch.val_accuracy is None else 100 * epoch.val_accuracy for epoch in training.epochs]
-    figure.add_scatter(
-        x=numbers, y=accuracy, mode="lines+markers", name="accuracy, %", yaxis="y2", line_color=COLOURS[2]
-    )
-    figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "range": [0, 100], "title": "accuracy, %"})
-    figure.update_xaxes(dtick=1)
-    return figure
-
-
-def phase_figure(profile: Profile) -> Any:
-    """Host and device seconds of each phase, per step; None for inference, which has one."""
-    if len(profile.phases) < 2:
-        return None
-    steps = profile.steps_seen or 1
-    figure = _blank_figure("phases of a step", "", "ms per step")
-    names = [phase.name for phase in profile.phases]
-    sides: list[tuple[str, Sequence[float]]] = [("host", [phase.host_s for phase in profile.phases])]
-    if profile.has_device:
-        sides.append(("device", [phase.device_s for phase in profile.phases]))
-    for number, (side, seconds) in enumerate(sides):
-        figure.add_bar(x=names, y=[1e3 * each / steps for each in seconds], name=side, marker_color=COLOURS[number])
-    return figure
-
-
-def class_figure(profile: Profile) -> Any:
-    """Where the busy time goes."""
-    if not profile.classes:
-        return None
-    rows = [row for row in profile.classes if row.total_s > 0]
-    title = "time by kernel class" if profile.has_device else "time by operator class"
-    hints = [f"{row.total_s * 1e3:.3f} ms in {row.calls} calls" for row in rows]
-    shares: dict[str, float] = {row.name: 100 * row.share for row in rows}
-    return _ranking_figure(title, "% of the busy time", shares, hints, COLOURS[0])
-
-
-def kernel_figure(profile: Profile) -> Any:
-    """The longest kernels; None where the host is the device."""
-    if not profile.kernels:
-        return None
-    rows = profile.kernels[:KERNELS]
-    times = {_text(f"{rank}. {row.short_name[:60]}"): 1e3 * row.total_s for rank, row in enumerate(rows, start=1)}
-    hints = [f"{row.kernel_class}, {row.calls} calls, {row.share:.1%}" for row in rows]
-    return _ranking_figure("longest kernels", "ms in all captured steps", times, hints, COLOURS[2])
-
-
-def _ranking_figure(title: str, unit: str, bars: dict[str, float], hints: list[str], colour: str) -> Any:
-    """Horizontal bars, the first on top."""
-    figure = _blank_figure(title, unit, "")
-    figure.add_bar(y=list(bars), x=list(bars.values()), orientation="h", marker_color=colour, hovertext=hints)
-    figure.update_yaxes(autorange="reversed")
-    return figure
-
-
-def _blank_figure(title: str, x: str, y: str) -> Any:
-    from plotly.graph_objects import Figure
-
-    figure = Figure()
-    figure.update_layout(
-        title=_text(title), xaxis_title=_text(x), yaxis_title=_text(y), template="plotly_white", height=380
-    )
-    return figure
-
-
-def _text(text: str) -> str:
-    """plotly reads a few tags in any text."""
-    return html.escape(one_line(text, 120), quote=False)

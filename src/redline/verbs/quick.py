@@ -32,7 +32,6 @@ from redline.show import report
 from redline.show.charts import bar_figure
 from redline.show.contents import Contents, contents_of
 from redline.show.dashboard import dashboard
-from redline.show.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
 from redline.show.report import ReportFiles, write_folder
 from redline.show.result import Result
 from redline.trace.decode import read_trace
@@ -62,18 +61,6 @@ class QuickProfile(Result):
     batches: BatchSummary
     training: TrainingSummary
     profile: Profile
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """plotly figures by name: those that have something to show."""
-        made = {
-            "epochs": epoch_figure(self.training),
-            "batches": batch_figure(self.batches),
-            "phases": phase_figure(self.profile),
-            "kernel_classes": class_figure(self.profile),
-            "kernels": kernel_figure(self.profile),
-        }
-        return {name: each for name, each in made.items() if each is not None}
 
     def save(self, folder: str | Path) -> ReportFiles:
         """Writes the dashboard, Markdown, pictures, CSV, JSON, and the trace, for Perfetto or chrome://tracing."""
