@@ -112,73 +112,18 @@ def dropping() -> tuple[nn.Module, Tensor]:
     return WithDropout(*model.children(), nn.Dropout(0.0), nn.Dropout(0.5)), inputs  # type: ignore[union-attr]
 
 
-def always_dropping() -> tuple[nn.Module, Tensor]:
-    """Dropout that nobody switches off for validation."""
-
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = make()[0]
-
-        def forward(self, images: Tensor) -> Tensor:
-            return nn.functional.dropout(self.inner(images), 0.5)
-
-    return Dropping(), make()[1]
-
-
-def mixing() -> tuple[nn.Module, Tensor]:
-    """BatchNorm that stays in training mode."""
-    model, inputs = make()
-    norm = nn.BatchNorm2d(3)
-    norm.train = lambda mode=True: norm  # type: ignore[method-assign,assignment]
-    return nn.Sequential(norm, model), inputs
-
-
-def without_statistics() -> tuple[nn.Module, Tensor]:
-    model, inputs = make()
-    return nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), model), inputs
-
-
-def whitening() -> tuple[nn.Module, Tensor]:
-    """Breaks where all samples of a batch are the same."""
-    model, inputs = make()
-
-    class Whitening(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if bool((x == x[:1]).all()):
-                raise ValueError("the samples do not vary")
-            return x
-
-    return nn.Sequential(Whitening(), model), inputs
-
-
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-    """All samples from the first on, in every worker, or a part in each."""
-
-    def __init__(self, splits: bool) -> None:
-        self._splits = splits
+    """A part of the samples in each worker."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         rows, worker = range(96), get_worker_info()
-        if self._splits and worker is not None:
+        if worker is not None:
             rows = rows[worker.id :: worker.num_workers]
         return (_sets()[0][row] for row in rows)
 
 
 def streamed() -> tuple[DataLoader[Any], None]:
-    return DataLoader(Stream(True), batch_size=16, num_workers=2, multiprocessing_context="fork"), None
-
-
-def streamed_twice() -> tuple[DataLoader[Any], None]:
-    return DataLoader(Stream(False), batch_size=16, num_workers=2, multiprocessing_context="fork"), None
-
-
-def copied() -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Some held-out samples are copies of those that are trained on."""
-    train, validation = _sets()
-    images = torch.cat((train.tensors[0][:8].clone(), validation.tensors[0]))
-    labels = torch.cat((train.tensors[1][:8], validation.tensors[1]))
-    return DataLoader(train, batch_size=16), DataLoader(TensorDataset(images, labels), batch_size=16)
+    return DataLoader(Stream(), batch_size=16, num_workers=2, multiprocessing_context="fork"), None
 
 
 def exploding() -> tuple[nn.Module, Tensor]:
@@ -247,20 +192,6 @@ def spoilt_validation() -> tuple[list[Any], list[Any]]:
 def one_left_over() -> tuple[DataLoader[Any], DataLoader[Any]]:
     train, validation = _sets(33)
     return DataLoader(train, batch_size=16), DataLoader(validation, batch_size=16)
-
-
-class Sleeps:
-    """Without workers, and asleep at its third batch."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, batch in enumerate(loaders()[0]):
-            if number == 2:
-                time.sleep(600)
-            yield batch
-
-
-def asleep() -> tuple[Sleeps, DataLoader[Any]]:
-    return Sleeps(), loaders()[1]
 
 
 class Stays(nn.Module):

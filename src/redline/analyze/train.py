@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean, median
+from typing import Any
 
 from redline.analyze.advice import command_line, tuning_command
 from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
@@ -61,8 +62,6 @@ class TrainingSummary(Frozen):
     data_wait_share: float | None = None
     phase_shares: dict[str, float] = {}
     """They are shares of the time from the first step of an epoch to its last."""
-    between_share: float | None = None
-    """It is the share of the training time that lies outside of the steps: an epoch's loader starts, and the epoch ends."""
     peak_bytes: int | None = None
     utilisation: float | None = None
     energy_per_sample_j: float | None = None
@@ -108,20 +107,19 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         epochs=epochs,
         planned_epochs=settings.epochs,
         epoch_s=_epoch_s(record, steady),
-        samples_per_s=_median([epoch.samples_per_s for epoch in steady]),
-        samples_per_s_with_validation=_median([epoch.samples_per_s_with_validation for epoch in steady]),
+        samples_per_s=_known(median, (epoch.samples_per_s for epoch in steady)),
+        samples_per_s_with_validation=_known(median, (epoch.samples_per_s_with_validation for epoch in steady)),
         train_loss=last.train_loss if last else None,
         val_loss=last.val_loss if last else None,
         accuracy=last.val_accuracy if last else None,
         judged=last.val_judged if last else 0,
-        best_accuracy=max((epoch.val_accuracy for epoch in epochs if epoch.val_accuracy is not None), default=None),
+        best_accuracy=_known(max, (epoch.val_accuracy for epoch in epochs)),
         target_accuracy=settings.target_accuracy,
         time_to_target_s=time_to_target_s(epochs, settings.target_accuracy),
         data_wait_share=wait_share(steady),
         phase_shares=_phase_shares(steady),
-        between_share=_between_share(steady),
-        peak_bytes=max((epoch.peak_bytes for epoch in epochs if epoch.peak_bytes is not None), default=None),
-        utilisation=_mean([epoch.utilisation for epoch in steady]),
+        peak_bytes=_known(max, (epoch.peak_bytes for epoch in epochs)),
+        utilisation=_known(fmean, (epoch.utilisation for epoch in steady)),
         energy_per_sample_j=_energy(steady),
         bound=bound(record, ceilings),
         doubts=verdict(record).reasons if record.failure is None and any(one.samples for one in record.blocks) else (),
@@ -210,22 +208,13 @@ def about_the_loader(record: RunRecord) -> str:
         return "the data are on the device already: give each step more to do with a larger --batch"
     if (best := best_workers(record)[0]) not in (None, data.workers):
         return f"train with --workers {best}"
-    ways = ["smaller files"] if data.name == "imagefolder" else []
-    ways += ["--augment device"] if data.augment == "host" else []
-    return f"make loading cheaper: {', '.join([*ways, 'or ' * bool(ways) + 'keep the whole set on the device with --on-device'])}"
-
-
-BETWEEN = 0.01
-"""A smaller share of the training time between epochs is not worth a word."""
+    cheaper = "--augment device, or " if data.augment == "host" else ""
+    return f"make loading cheaper: {cheaper}keep the whole set on the device with --on-device"
 
 
 def where_time_goes(training: TrainingSummary) -> str:
     """The share of each phase in words; empty if no step was timed."""
-    shares = ", ".join(f"{name} {format_share(share)}" for name, share in training.phase_shares.items())
-    between = training.between_share or 0.0
-    return (
-        f"{shares}; starting and ending epochs adds {format_share(between)}" if shares and between > BETWEEN else shares
-    )
+    return ", ".join(f"{name} {format_share(share)}" for name, share in training.phase_shares.items())
 
 
 def _epoch_s(record: RunRecord, steady: Sequence[Epoch]) -> float | None:
@@ -233,7 +222,7 @@ def _epoch_s(record: RunRecord, steady: Sequence[Epoch]) -> float | None:
     if not steady:
         return None
     if not steady[-1].is_cut:
-        return _median([epoch.seconds for epoch in steady])
+        return median(epoch.seconds for epoch in steady)
     info, rate = record.prepared.data if record.prepared else None, steady[-1].samples_per_s
     return info.train_samples / rate + steady[-1].validation_s if info and info.train_samples and rate else None
 
@@ -245,44 +234,39 @@ def _phase_shares(epochs: Sequence[Epoch]) -> dict[str, float]:
     return {name: seconds / whole for name, seconds in sums.items()} if whole > 0 else {}
 
 
-def _between_share(epochs: Sequence[Epoch]) -> float | None:
-    whole, within = sum(epoch.train_s for epoch in epochs), sum(sum(epoch.phases_s.values()) for epoch in epochs)
-    return max(0.0, 1 - within / whole) if whole > 0 and within > 0 else None
-
-
 def _energy(epochs: Sequence[Epoch]) -> float | None:
     metered = [epoch for epoch in epochs if epoch.energy_j is not None]
     samples = sum(epoch.samples for epoch in metered)
     return sum(epoch.energy_j or 0.0 for epoch in metered) / samples if samples else None
 
 
-def _notes(record: RunRecord) -> list[Note]:
-    prepared = record.prepared
-    info = prepared.data if prepared else None
-    notes = [*(prepared.workload.notes if prepared else ()), *(prepared.recipe_notes if prepared else ())]
-    notes += record.notes
+FATES = {
+    "dropped": "is dropped in every epoch",
+    "run": "ends every epoch",
+    "run eagerly": "ends every epoch, run eagerly: the recipe's program is made for whole batches",
+}
+"""What becomes of a smaller last batch."""
+
+
+def _notes(record: RunRecord) -> Iterator[Note]:
+    info = None
+    if (prepared := record.prepared) is not None:
+        info = prepared.data
+        yield from (*prepared.workload.notes, *prepared.recipe_notes)
+    yield from record.notes
     if info is not None and info.last_batch:
-        fates = {
-            "dropped": "is dropped in every epoch",
-            "run": "ends every epoch",
-            "run eagerly": "ends every epoch, run eagerly: the recipe's program is made for whole batches",
-            "none": "",
-        }
-        notes.append(note("last-batch", f"a smaller batch of {info.last_batch} {fates[info.last_batch_fate]}"))
+        yield note("last-batch", f"a smaller batch of {info.last_batch} {FATES[info.last_batch_fate]}")
     if info is not None and info.random_labels:
-        notes.append(note("random-labels", "the classes are random: nothing can be learned, and accuracy says nothing"))
-    return [*notes, *_doubts(record.epochs, learnable=info is None or not info.random_labels)]
+        yield note("random-labels", "the classes are random: nothing can be learned, and accuracy says nothing")
+    yield from _doubts(record.epochs, learnable=info is None or not info.random_labels)
 
 
 def _doubts(epochs: Sequence[Epoch], *, learnable: bool) -> Iterator[Note]:
     """Yields what makes the losses or the accuracy of a training suspect."""
     unknown = [epoch for epoch in epochs if epoch.val_batches_not_finite]
     if unknown:
-        which = (
-            f"epochs {unknown[0].number} to {unknown[-1].number}" if len(unknown) > 1 else f"epoch {unknown[0].number}"
-        )
         share = f"{unknown[-1].val_batches_not_finite} of {unknown[-1].val_batches} batches"
-        text = f"in {which} the validation loss was not a number, last in {share}"
+        text = f"in epoch {unknown[-1].number} the validation loss was not a number, in {share}"
         yield note(
             "not-finite", f"{text}: look for held-out samples that are no numbers, and for overflow in eval mode"
         )
@@ -299,19 +283,12 @@ def _doubts(epochs: Sequence[Epoch], *, learnable: bool) -> Iterator[Note]:
         yield note("no-validation", "no held-out batch: neither validation loss nor accuracy is measured")
     elif last is not None and last.val_batches and last.val_loss is None and not last.val_batches_not_finite:
         yield note("no-validation", "the model returns no loss in eval mode: there is no validation loss")
-    if learnable and last is not None and (text := _no_better_than_guessing(last)):
-        yield note("not-learned", text)
-
-
-def _no_better_than_guessing(epoch: Epoch) -> str:
-    """Empty where the accuracy is above that of always naming the most frequent class by more than chance can explain."""
-    guess, reached = epoch.val_most_frequent, epoch.val_accuracy
-    if guess is None or reached is None or guess >= 1:
-        return ""
-    if reached > guess + 2 * math.sqrt(guess * (1 - guess) / epoch.val_judged):
-        return ""
-    text = f"accuracy {format_share(reached)} is no better than always naming the most frequent class ({format_share(guess)})"
-    return f"{text}: check labels, augmentation and learning rate, or train longer"
+    if not learnable or last is None or not last.val_judged:
+        return
+    guess, reached = last.val_most_frequent or 1.0, last.val_accuracy or 0.0
+    if guess < 1 and reached <= guess + 2 * math.sqrt(guess * (1 - guess) / last.val_judged):  # two standard errors
+        text = f"accuracy {format_share(reached)} is no better than always naming the most frequent class ({format_share(guess)})"
+        yield note("not-learned", f"{text}: check labels, augmentation and learning rate, or train longer")
 
 
 def _state(record: RunRecord) -> str:
@@ -319,11 +296,7 @@ def _state(record: RunRecord) -> str:
     return "failed" if record.failure else states.get(record.stopped, "done")
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def _known(middle: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:
+    """Returns the mean or the median of the values that are known."""
     known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return middle(known) if known else None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
-
-import msgspec
 
 from redline.analyze.rows import metric_of
 from redline.analyze.summary import RunSummary, summarize, with_price
@@ -28,7 +25,7 @@ from redline.model.record import RunRecord
 from redline.model.settings import DATA, OUTPUT, WHAT, setting, settings_of
 from redline.model.spec import DataSpec, RunSpec, TrainSpec
 from redline.model.spec_table import training_table
-from redline.model.units import counted, format_seconds, format_share, parse_price, significant
+from redline.model.units import counted, format_seconds, format_share, parse_price
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
 from redline.show.plots import training_figure
@@ -47,8 +44,6 @@ DataName = Annotated[
         "cifar10, imagefolder, synthetic, synthetic-learnable, or your own as file.py:loaders.", short="-d", group=DATA
     ),
 ]
-DIFFERENCES = 3
-"""Settings that are named if a training is not the one to resume."""
 LOOKED_BACK = 50
 """Records among which a training that was cut off is looked for."""
 
@@ -138,9 +133,7 @@ def train_specs(
     specs = workspace.checked(specs)
     known = [_to_resume(spec, workspace) if resume else None for spec in specs]
     if resume and not any(known):
-        raise UsageError(
-            f"no training of this command was begun before{_nearest(specs[0], workspace)}: leave out --resume"
-        )
+        raise UsageError("no training of this command, with the same settings, was begun before: leave out --resume")
     records = []
     for spec, before in zip(specs, known, strict=True):
         if before is not None and before.stopped in ("target", "ceiling"):
@@ -176,29 +169,6 @@ def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
     return None
 
 
-def _nearest(spec: RunSpec, workspace: Workspace) -> str:
-    """Returns in what the newest training of the same model differs, as the end of a sentence; empty if there is none."""
-    for row in workspace.history.rows(model=spec.workload.model, task="train", limit=LOOKED_BACK):
-        other = workspace.history.load(row.id).spec
-        if other.train is None:
-            continue
-        asked, had = (dict(_flat(msgspec.to_builtins(one))) for one in (spec, other))
-        changed = [name for name in asked | had if asked.get(name) != had.get(name)]
-        message = ", ".join(f"{name} {had.get(name)} and not {asked.get(name)}" for name in changed[:DIFFERENCES])
-        more = f" and {len(changed) - DIFFERENCES} more" if len(changed) > DIFFERENCES else ""
-        return f" (the newest of this model has {message}{more})" if message else ""
-    return ""
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the settings of a spec by their own names, without the tables they stand in."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _flat(part, key)
-    else:
-        yield name, value
-
-
 # What a training shows
 
 
@@ -216,7 +186,6 @@ def result_of(records: Sequence[RunRecord], summaries: Sequence[RunSummary]) -> 
         verb="train",
         headline=_headline(rows),
         tables=(side_by_side.as_detail(), by_epoch) if is_one else (side_by_side, by_epoch.as_detail()),
-        notes=tuple(accuracy_remarks(trainings)),
         blocks=tuple(
             Block(title="", text=f"where the time of {training.model} goes: {message}", is_detail=not is_one)
             for training in trainings
@@ -260,13 +229,10 @@ def training_row(summary: RunSummary) -> Row:
 
 
 def _target(training: TrainingSummary) -> Iterator[Note]:
-    if training.target_accuracy is None:
-        return
-    is_measured = training.best_accuracy is not None or not training.epochs
-    missed = "was not reached" if is_measured else "was not reached: no accuracy is measured here"
-    seconds = training.time_to_target_s
-    reached = f"was reached after {format_seconds(seconds)}" if seconds else missed
-    yield note("counted", f"accuracy {format_share(training.target_accuracy)} {reached}", about="target_accuracy")
+    if training.target_accuracy is not None:
+        seconds = training.time_to_target_s
+        reached = f"was reached after {format_seconds(seconds)}" if seconds else "was not reached"
+        yield note("counted", f"accuracy {format_share(training.target_accuracy)} {reached}", about="target_accuracy")
 
 
 def bottleneck(training: TrainingSummary) -> str:
@@ -296,35 +262,6 @@ def _headline(rows: Sequence[Row]) -> Headline:
         figures["wait"] = best["data_wait"]
         text += "; {wait} of the time it waits for data"
     return Headline(template=f"{text}.", figures=figures)
-
-
-def accuracy_remarks(trainings: Sequence[TrainingSummary]) -> Iterator[Note]:
-    """Yields whether the accuracy of each recipe and seed differs from that of the first training of the same model on the same data
-    by more than so few held-out samples can show."""
-    firsts: dict[tuple[object, ...], TrainingSummary] = {}
-    for training in trainings:
-        judged = training.judged
-        if training.accuracy is None or not judged or training.state != "done":
-            continue
-        alike = (training.model, training.data, training.batch, len(training.epochs), judged)
-        first = firsts.setdefault(alike, training)
-        if first is training or first.accuracy is None:
-            continue
-        with_seed = training.seed != first.seed
-        mine, its = (f"{one.recipe} with seed {one.seed}" if with_seed else one.recipe for one in (training, first))
-        apart = 100 * (training.accuracy - first.accuracy)
-        variances = [max(share * (1 - share), 1 / judged) for share in (training.accuracy, first.accuracy)]
-        chance = 200 * math.sqrt(sum(variances) / judged)
-        of = f"{counted(judged, 'held-out sample')} (±{significant(chance, 2)} points)"
-        if abs(apart) <= chance:
-            yield note("compared", f"accuracy of {mine} and {its}: no difference that {of} can show")
-            continue
-        where = f"{significant(abs(apart), 2)} points {'above' if apart > 0 else 'below'} that of {its}"
-        yield note(
-            "compared",
-            f"accuracy of {mine}: {where}, more than chance among {of}; one training each: other seeds (--seed) tell "
-            "whether the recipe is the reason",
-        )
 
 
 def _next(trainings: Sequence[TrainingSummary]) -> str:

@@ -7,7 +7,8 @@ on it) make it from these alone, so that a training sees the same batches howeve
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -39,22 +40,20 @@ class Order(Sampler[tuple[list[int], int]]):
     """This sampler yields the rows and the seed of each batch of an epoch."""
 
     def __init__(self, count: int, batch: int, *, seed: int, shuffle: bool, drop_last: bool) -> None:
-        self._count, self.batch, self._seed = count, batch, seed
-        self._shuffle, self._drop_last = shuffle, drop_last
-        self.epoch = 1
+        self._count, self.batch, self._seed, self._shuffle = count, batch, seed, shuffle
+        self.epoch, self._steps = 1, count // batch if drop_last else -(-count // batch)
 
     def __len__(self) -> int:
-        return self._count // self.batch if self._drop_last else -(-self._count // self.batch)
+        return self._steps
 
     def __iter__(self) -> Iterator[tuple[list[int], int]]:
-        rows = self.rows()
-        for number in range(len(self)):
-            yield rows[number * self.batch : (number + 1) * self.batch].tolist(), self.seed_of(number)
+        return ((rows.tolist(), self.seed_of(number)) for number, rows in enumerate(self.rows()))
 
-    def rows(self) -> Tensor:
-        if not self._shuffle:
-            return torch.arange(self._count)
-        return torch.randperm(self._count, generator=_generator(self.seed_of(-1)))
+    def rows(self) -> tuple[Tensor, ...]:
+        """Returns the rows of each batch."""
+        generator = torch.Generator().manual_seed(self.seed_of(-1))
+        rows = torch.randperm(self._count, generator=generator) if self._shuffle else torch.arange(self._count)
+        return rows.split(self.batch)[: self._steps]
 
     def seed_of(self, number: int) -> int:
         return ((self._seed % 2**31 * _MIX + self.epoch) * _MIX + number + 1) % 2**63
@@ -81,8 +80,7 @@ class LoadedBatches:
     def __init__(
         self, samples: Samples, order: Order, spec: DataSpec, *, augment: Augment, pin: bool, workers: int
     ) -> None:
-        self._order = order
-        self.steps = len(order)
+        self._order, self.steps = order, len(order)
         options: dict[str, Any] = {}
         if workers:
             options = {
@@ -91,23 +89,23 @@ class LoadedBatches:
                 "timeout": spec.loader_timeout_s,
                 "multiprocessing_context": "fork",
             }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # more workers than cores: how many are too many is what is asked
-            self._loader: DataLoader[Any] | None = DataLoader(
-                Reader(samples, augment),
-                batch_size=None,
-                sampler=order,
-                num_workers=workers,
-                pin_memory=pin,
-                generator=torch.Generator(),  # else every epoch draws from the global state, once or twice
-                **options,
-            )
+        self._make = partial(
+            DataLoader,
+            Reader(samples, augment),
+            batch_size=None,
+            sampler=order,
+            num_workers=workers,
+            pin_memory=pin,
+            **options,
+        )
+        self._loader: DataLoader[Any] | None = None
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        assert self._loader is not None
         self._order.epoch = epoch
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says it again when the workers start
+            warnings.simplefilter("ignore")  # more workers than cores: how many are too many is what is asked
+            # With a generator of its own, because else every epoch draws from the global state, once or twice.
+            self._loader = self._loader or self._make(generator=torch.Generator())
             return iter(self._loader)
 
     def close(self) -> None:
@@ -124,17 +122,16 @@ class DeviceBatches:
 
     def begin(self, epoch: int) -> Iterator[Any]:
         self._order.epoch = epoch
+        images, batches = self._part[0], self._order.rows()
+        sizes = [len(rows) for rows in batches]
         # Copied once for the whole epoch: a copy per step from memory that is not pinned would wait for the device.
-        # As tensors: the device has nothing to do until the first batch is there.
-        where, parts = self._part[0].device, self._order.rows().split(self._order.batch)[: self.steps]
-        draws = [self._draws(len(part), number) for number, part in enumerate(parts)]
-        rows_there, draws_there = (torch.cat(values).to(where).split(self._order.batch) for values in (parts, draws))
-        for rows, drawn_for in zip(rows_there, draws_there if self._augment else draws, strict=True):
-            yield self._part, rows, drawn_for
-
-    def _draws(self, count: int, number: int) -> Tensor:
-        size = self._part[0].shape[-1]
-        return drawn(count, size, self._order.seed_of(number)) if self._augment else torch.empty(0)
+        rows = torch.cat(batches).to(images.device).split(sizes)
+        draws: Sequence[Tensor] = [torch.empty(0)] * len(sizes)
+        if self._augment:
+            each = [drawn(size, images.shape[-1], self._order.seed_of(number)) for number, size in enumerate(sizes)]
+            draws = torch.cat(each).to(images.device).split(sizes)
+        for batch in zip(rows, draws, strict=True):
+            yield self._part, *batch
 
     def close(self) -> None:
         """The set goes with whoever holds it."""
@@ -151,13 +148,12 @@ class UserBatches:
             self.steps = 0
         parts = [loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
         self._parts = [*parts, getattr(parts[2], "sampler", None)]
-        drawing = [getattr(part, "generator", None) for part in self._parts]
-        own = {
-            id(generator): generator
-            for generator in drawing
+        generators = {getattr(part, "generator", None) for part in self._parts}
+        self._generators = [
+            (generator, generator.initial_seed())
+            for generator in generators
             if isinstance(generator, torch.Generator) and generator is not torch.default_generator
-        }
-        self._generators = [(generator, generator.initial_seed()) for generator in own.values()]
+        ]
 
     def begin(self, epoch: int) -> Iterator[Any]:
         """Begins an epoch with the same state, no matter whether those before it ran in this process or before a resume."""
@@ -174,7 +170,7 @@ class UserBatches:
 
 def drawn(count: int, size: int, seed: int) -> Tensor:
     """Returns for each image where it is cut out and whether it is mirrored: (count, 3)."""
-    generator = _generator(seed)
+    generator = torch.Generator().manual_seed(seed)
     reach = 2 * (size // SHIFT) + 1
     shifts = torch.randint(0, reach, (count, 2), generator=generator)
     return torch.cat((shifts, torch.randint(0, 2, (count, 1), generator=generator)), dim=1)
@@ -192,7 +188,3 @@ def augmented(images: Tensor, draws: Tensor) -> Tensor:
     colours = torch.arange(channels, device=where)[None, :, None, None]
     cut: Tensor = padded[image, colours, rows[:, None, :, None], columns[:, None, None, :]]
     return cut
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from redline.model.errors import SpecError, UnknownName
 from redline.model.note import Note
@@ -34,12 +32,12 @@ class Samples(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def fetch(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns images (N, C, H, W) in 8 bits and classes (N). It is called in the loader's workers."""
 
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """Returns all of it, to be kept on the device."""
-        return self.fetch(range(len(self)))
+    @abstractmethod
+    def part(self, rows: Sequence[int]) -> Samples:
+        """Returns these samples as a part of their own."""
 
     def identity(self) -> bytes:
         """Returns what tells this part from others, and does not read all of it."""
@@ -56,29 +54,12 @@ class InMemory(Samples):
     def __len__(self) -> int:
         return len(self.images)
 
-    def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        rows = torch.as_tensor(indices, dtype=torch.int64)
-        return self.images.index_select(0, rows), self.classes.index_select(0, rows)
+    def fetch(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.as_tensor(rows, dtype=torch.int64)
+        return self.images.index_select(0, chosen), self.classes.index_select(0, chosen)
 
-    def whole(self) -> tuple[Tensor, Tensor]:
-        return self.images, self.classes
-
-
-class Part(Samples):
-    """This part holds the first samples of a set, in an order that mixes its classes."""
-
-    def __init__(self, of: Samples, count: int, seed: int = 0) -> None:
-        order = torch.randperm(len(of), generator=torch.Generator().manual_seed(seed))
-        self._of, self._rows = of, order[:count].tolist()
-
-    def identity(self) -> bytes:
-        return self._of.identity()  # which rows is told by their number, which the fingerprint has too
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return self._of.fetch([self._rows[index] for index in indices])
+    def part(self, rows: Sequence[int]) -> Samples:
+        return InMemory(*self.fetch(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,26 +101,12 @@ class LoaderData:
     """Other processes make the batches, so that a thread may ask for one without drawing from the global random state."""
     queued: int = 0
     """The workers of the training loader keep this many batches ready."""
-    notes: tuple[Note, ...] = field(default=())
-    in_copies: bool = False
-    """Each of several workers goes through its own copy of the data set, which must give each of them another part."""
+    notes: tuple[Note, ...] = ()
 
     @cached_property
-    def _begun(self) -> list[Any]:
-        return list(islice(iter(self.train), 2 if self.in_copies else 1))
-
-    @property
     def first(self) -> Any:
         """Returns a batch to look at before anything is trained; None if there is none."""
-        return self._begun[0] if self._begun else None
-
-    @property
-    def repeats(self) -> bool:
-        """Returns True if the first batches of two workers are the same."""
-        leaves = [pytree.tree_leaves(batch) for batch in self._begun]
-        pairs = list(zip(*leaves, strict=False)) if len(leaves) > 1 else []
-        tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
-        return bool(tensors) and all(torch.equal(a, b) for a, b in tensors)
+        return next(iter(self.train), None)
 
 
 Data = ImageData | LoaderData
@@ -166,8 +133,8 @@ USER = "user"
 def data_source(name: str) -> DataSource:
     if ":" in name:
         return DATA.get(USER)
-    if name == USER or name not in DATA:
-        known = [known_name for known_name in DATA if known_name != USER]
+    known = [known_name for known_name in DATA if known_name != USER]
+    if name not in known:
         raise UnknownName("data set", name, known, hint=f"{', '.join(known)}, or your own as file.py:loaders")
     return DATA.get(name)
 
@@ -178,18 +145,19 @@ def check_data(spec: DataSpec, workload: WorkloadSpec) -> None:
 
 def open_data(spec: DataSpec, workload: WorkloadSpec) -> Data:
     """Returns the data a spec asks for, cut to the samples it wants."""
-    source = data_source(spec.name)
-    source.check(spec, workload)
-    data = source.open(spec, workload)
+    check_data(spec, workload)
+    data = data_source(spec.name).open(spec, workload)
     if isinstance(data, LoaderData):
         return data
-    return ImageData(
-        **{
-            **vars(data),
-            "train": _cut(data.train, spec.train_samples, "train_samples", data.name),
-            "validation": _cut(data.validation, spec.val_samples, "val_samples", data.name),
-        }
-    )
+    for part, option in (("train", "train_samples"), ("validation", "val_samples")):
+        samples, count = getattr(data, part), getattr(spec, option)
+        if count is not None and count > len(samples):
+            raise SpecError(f"{option} must be {len(samples)} or less for {data.name}, got {count}")
+        if count not in (None, len(samples)):
+            # In an order that mixes the classes.
+            order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
+            data = replace(data, **{part: samples.part(order[:count].tolist())})
+    return data
 
 
 def refuse(spec: DataSpec, *options: str, why: str) -> None:
@@ -198,13 +166,3 @@ def refuse(spec: DataSpec, *options: str, why: str) -> None:
     for option in options:
         if getattr(spec, option) != getattr(plain, option):
             raise SpecError(f"{option} {getattr(spec, option)} cannot be honoured for data {spec.name}: {why}")
-
-
-def _cut(samples: Samples, count: int | None, option: str, name: str) -> Samples:
-    if count is None or count == len(samples):
-        return samples
-    if count > len(samples):
-        raise SpecError(f"{option} must be {len(samples)} or less for {name}, got {count}")
-    part = Part(samples, count)
-    # In memory it is gathered once, instead of batch by batch.
-    return InMemory(*part.whole()) if isinstance(samples, InMemory) else part

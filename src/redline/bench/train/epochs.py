@@ -12,11 +12,12 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
+from statistics import fmean
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,10 +25,9 @@ from torch import Tensor
 from redline.bench.data.batches import Batches
 from redline.bench.data.feed import Arrive, Arrived, Feed, loader_errors, part_batch
 from redline.bench.device.base import Device
-from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.measure.blocks import STEPS_PER_PHASED, quiet_collector, watched
 from redline.bench.workload.inputs import Inputs
-from redline.bench.workload.losses import Answers, TrainingLoss
+from redline.bench.workload.losses import Answers
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.model.errors import BenchError
 from redline.model.protocol import TrainingProgress
@@ -106,42 +106,26 @@ def phase_seconds(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """Returns the seconds of all steps together, by phase. Their time is divided as in the steps whose phases were timed."""
     waited = sum(step[DATA_PHASE] for step in steps)
     worked = sum(sum(step.values()) for step in steps) - waited
-    sums: dict[str, float] = {}
-    for step in steps:
-        for name in step.keys() - {DATA_PHASE} if WHOLE_STEP not in step else ():
-            sums[name] = sums.get(name, 0.0) + step[name]
-    phased = sum(sums.values())
-    shares = {name: sums[name] / phased for name in TrainingStep.phases if name in sums} if phased > 0 else {}
-    return {DATA_PHASE: waited, **{name: worked * share for name, share in (shares or {WHOLE_STEP: 1.0}).items()}}
+    phased = [step for step in steps if WHOLE_STEP not in step]
+    sums = {name: sum(step[name] for step in phased) for name in TrainingStep.phases} if phased else {}
+    whole = sum(sums.values())
+    shares = {name: seconds / whole for name, seconds in sums.items()} if whole > 0 else {WHOLE_STEP: 1.0}
+    return {DATA_PHASE: waited, **{name: worked * share for name, share in shares.items()}}
 
 
-@dataclass
 class Stepper:
     """Takes batches and makes steps of them."""
 
-    setup: Setup
-    step: TrainingStep
-    supply: Supply
-    data: DataSpec
-    _ends: deque[Any] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        self._batch = self.supply.first
-        self._timeline = Timeline(self.device)
-        self._phases: Iterator[str] = iter(())
-        self._plain = self.step.over(self._inputs)
-        self._phased = self.step.over(self._inputs, lambda: self._timeline.note(next(self._phases)))
+    def __init__(self, setup: Setup, step: TrainingStep, supply: Supply, data: DataSpec) -> None:
+        self.setup, self.step, self.supply, self.data = setup, step, supply, data
+        self.device, self.loss = setup.device, setup.workload.loss
+        self._batch, self._ends = supply.first, deque[Any]()
+        self._timeline, self._phases = Timeline(self.device), iter(step.phases)
+        self._plain = step.over(self._inputs)
+        self._phased = step.over(self._inputs, lambda: self._timeline.note(next(self._phases)))
 
     def _inputs(self) -> Inputs:
         return self._batch.args, self._batch.kwargs
-
-    @property
-    def device(self) -> Device:
-        return self.setup.device
-
-    @property
-    def loss(self) -> TrainingLoss:
-        return self.setup.workload.loss
 
     def feed(self, batches: Iterator[Any], *, prefetch: bool | None = None) -> Feed:
         return Feed(
@@ -153,14 +137,11 @@ class Stepper:
             timeout_s=self.data.loader_timeout_s,
         )
 
-    def is_whole(self, batch: Arrived) -> bool:
-        return batch.count == self.supply.batch
-
     def take(self, batch: Arrived, timeline: Timeline, *, with_phases: bool = False) -> Tensor:
         """One step on this batch; its loss, which the next step may overwrite."""
         self._batch = batch
         self.loss.put(batch.targets)
-        if not self.is_whole(batch) and needs_whole_batches(self.setup):  # compiled or recorded for one size
+        if batch.count != self.supply.batch and needs_whole_batches(self.setup):  # compiled or recorded for one size
             self.setup.args, self.setup.kwargs = batch.args, batch.kwargs
             loss = self.step.eagerly()
         elif with_phases and len(self.step.phases) > 1:
@@ -195,11 +176,10 @@ class _Passed:
     """The steps of an epoch, or of as much of it as there was time for."""
 
     timeline: Timeline
-    whole: list[bool] = field(default_factory=list)
-    """It says of each step whether its batch was a whole one."""
+    counts: list[int] = field(default_factory=list)
+    """It holds the samples of each step."""
     issue_s: list[float] = field(default_factory=list)
     """The host needed so many seconds to issue each step."""
-    samples: int = 0
     host_wait_s: float = 0.0
     rate: float = 0.0
     is_cut: bool = False
@@ -213,23 +193,19 @@ class Training:
 
     def __init__(self, spec: TrainSpec, stepper: Stepper, seed: int, learning_rate: float, tell: Tell) -> None:
         self._spec, self._stepper, self._seed, self._tell = spec, stepper, seed, tell
-        self._device = stepper.device
+        self._device, self._model = stepper.device, stepper.setup.workload.model
         self._highest_rate = learning_rate
-        self._train = stepper.supply.train(spec.data.workers)
-        self._looks_back_s = DRIVER_LOOKS_BACK_S if stepper.device.is_accelerator else 0.0
+        self._train, self._validation = stepper.supply.train(spec.data.workers), stepper.supply.validation
+        self.steps_per_epoch = self._train.steps
+        """It is 0 if the user's loader does not say."""
         self.spent_s = 0.0
         """The epochs so far have trained for this long, those before a resume included. `max_seconds` limits it."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Returns 0 if the user's loader does not say."""
-        return self._train.steps
 
     def close(self) -> None:
         """End the loaders' workers."""
         self._train.close()
-        if self._stepper.supply.validation is not None:
-            self._stepper.supply.validation.close()
+        if self._validation is not None:
+            self._validation.close()
 
     def epoch(self, number: int) -> tuple[Epoch, Block]:
         seed_everything(self._seed, number)
@@ -242,20 +218,21 @@ class Training:
             # Looking at the device takes milliseconds before and after: they are no part of the training.
             with watched(device) as seen, self._stepper.step.context():
                 passed = self._pass(batches, number, clock() - begun_s)
-            self._require_finite(passed.loss, number, len(passed.whole))
+            self._require_finite(passed.loss, number, len(passed.counts))
             started = clock()
             held_out = self._validate(number)
             validation_s = clock() - started
         self._stepper.rest()
         steps, memory = passed.timeline.steps(), seen["memory"]
-        looks = [look.utilisation for look in seen["telemetry"] if look.at_s >= self._looks_back_s]
+        since_s = DRIVER_LOOKS_BACK_S if device.is_accelerator else 0.0
+        used = [look.utilisation for look in seen["telemetry"] if look.at_s >= since_s and look.utilisation is not None]
         epoch = Epoch(
             number=number,
             seconds=passed.seconds + validation_s,
             train_s=passed.seconds,
             validation_s=validation_s,
-            steps=len(passed.whole),
-            samples=passed.samples,
+            steps=len(passed.counts),
+            samples=sum(passed.counts),
             train_loss=passed.loss,
             trainable=len(before),
             unchanged=int((self._sizes() == before).sum()),
@@ -264,19 +241,19 @@ class Training:
             host_wait_s=passed.host_wait_s,
             gradient_scale=self._stepper.step.gradient_scale,
             peak_bytes=memory.peak_rss_bytes if memory.peak_reserved_bytes is None else memory.peak_reserved_bytes,
-            utilisation=_mean(looks),
+            utilisation=fmean(used) if used else None,
             energy_j=seen["energy_j"],
             is_cut=passed.is_cut,
             **held_out.results(),
         )
-        return epoch, _block(passed, steps, device, number, seen)
+        return epoch, self._block(passed, steps, number, seen)
 
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
         """Train on all batches of an epoch, or on fewer if the time is over."""
-        stepper, clock = self._stepper, time.perf_counter
+        stepper, clock, steps = self._stepper, time.perf_counter, self._train.steps
         passed, total = _Passed(Timeline(self._device)), torch.zeros((), device=self._device.torch_device)
-        timeline, reported_at = passed.timeline, started
-        phased_at = 0 if self._train.steps == 1 else 1  # the first step of an epoch follows a validation
+        timeline, reported_at, samples = passed.timeline, started, 0
+        phased_at = 0 if steps == 1 else 1  # the first step of an epoch follows a validation
         with stepper.feed(batches) as feed:
             while not passed.is_cut:
                 asked = clock()
@@ -286,48 +263,29 @@ class Training:
                 if batch is None:
                     break
                 timeline.note(DATA_PHASE)
-                step = len(passed.whole)
-                passed.rate = self._rate(number, step)
+                step = len(passed.counts)
+                passed.rate = rate_of_epochs(self._spec, self._highest_rate, number, step, steps)
                 stepper.step.learn_at(passed.rate)
-                try:
-                    is_phased = step % STEPS_PER_PHASED == phased_at
-                    loss = stepper.take(batch, timeline, with_phases=is_phased)
-                except Exception as error:
-                    self._explain(error, batch.count, step)
-                    raise
+                loss = stepper.take(batch, timeline, with_phases=step % STEPS_PER_PHASED == phased_at)
                 issued = clock()
                 total.add_(loss.float(), alpha=batch.count)
                 stepper.stay_near(timeline.marks[-1], prefetch=self._spec.data.prefetch)
-                passed.samples += batch.count
-                passed.whole.append(stepper.is_whole(batch))
+                samples += batch.count
+                passed.counts.append(batch.count)
                 passed.issue_s.append(issued - now)
                 if now - reported_at > TELL_EVERY_S:
-                    reported_at, mean = now, float(total) / passed.samples  # once a second it waits for the device
+                    reported_at, mean = now, float(total) / samples  # once a second it waits for the device
                     self._require_finite(mean, number, step + 1)
-                    self._report(number, step + 1, loss=mean, samples_per_s=passed.samples / (now - started))
-                passed.is_cut = self._is_over(now - started) and len(passed.whole) != self._train.steps
+                    self._report(number, step + 1, loss=mean, samples_per_s=samples / (now - started))
+                is_over = self.spent_s + now - started > (self._spec.max_seconds or math.inf)
+                passed.is_cut = is_over and step + 1 != steps
             self._device.synchronize()
         passed.seconds = clock() - started
         self.spent_s += passed.seconds
-        if not passed.samples:
+        if not samples:
             raise BenchError("user", "the training loader gave no batch")
-        passed.loss = float(total) / passed.samples
+        passed.loss = float(total) / samples
         return passed
-
-    def _explain(self, error: Exception, count: int, steps: int) -> None:
-        """Raise what to do about it, where the size of the batch may be the cause."""
-        if count != 1 or self._stepper.supply.batch == 1 or isinstance(error, BenchError) or is_out_of_memory(error):
-            return
-        text = f"step {steps + 1} of the epoch failed on a batch of one sample, as BatchNorm does: {one_line(error)}"
-        raise BenchError("user", f"{text}; let your loader drop it (drop_last=True)") from error
-
-    def _is_over(self, seconds: float) -> bool:
-        return self._spec.max_seconds is not None and self.spent_s + seconds > self._spec.max_seconds
-
-    def _rate(self, epoch: int, step: int) -> float:
-        steps = max(1, self._train.steps)
-        done = (epoch - 1) * steps + min(step, steps - 1)
-        return rate_at(self._spec.schedule, self._highest_rate, done, self._spec.epochs * steps)
 
     def _report(self, number: int, step: int, **more: Any) -> None:
         steps = self._train.steps
@@ -343,21 +301,18 @@ class Training:
 
     def _sizes(self) -> Tensor:
         """Returns the norm of every tensor that is trained. A tensor that was changed has another norm."""
-        parameters = [
-            weight.detach() for weight in self._stepper.setup.workload.model.parameters() if weight.requires_grad
-        ]
-        return torch.stack([torch.linalg.vector_norm(weight, dtype=torch.float64) for weight in parameters])
+        trained = [weight.detach() for weight in self._model.parameters() if weight.requires_grad]
+        return torch.stack([torch.linalg.vector_norm(weight, dtype=torch.float64) for weight in trained])
 
     def _validate(self, number: int) -> HeldOut:
         """Measures loss and accuracy on the held-out part, eagerly and in the recipe's number format."""
-        stepper, batches = self._stepper, self._stepper.supply.validation
+        stepper, model = self._stepper, self._model
         held_out, reported_at = HeldOut(self._device), time.perf_counter()
-        if batches is None:
+        if self._validation is None:
             return held_out
-        model = stepper.setup.workload.model
         model.eval()
         try:
-            with torch.no_grad(), stepper.feed(batches.begin(1)) as feed:
+            with torch.no_grad(), stepper.feed(self._validation.begin(1)) as feed:
                 while (batch := feed.next()) is not None:
                     with stepper.setup.autocast():
                         output = model(*batch.args, **batch.kwargs)
@@ -372,6 +327,25 @@ class Training:
         finally:
             model.train()
         return held_out
+
+    def _block(self, passed: _Passed, steps: list[dict[str, float]], number: int, seen: dict[str, Any]) -> Block:
+        """Returns the steps with whole batches one by one. The smaller batch at the end of an epoch is no sample of them."""
+        is_whole = [count == self._stepper.supply.batch for count in passed.counts]
+        whole = [step for step, is_kept in zip(steps, is_whole, strict=True) if is_kept]
+        kept = _spread(whole, KEPT_STEPS)
+        names = dict.fromkeys(name for step in whole for name in step if name != DATA_PHASE)
+        if len(names) > 1:
+            names.pop(WHOLE_STEP, None)
+        phases = {name: tuple(step[name] for step in whole if name in step) for name in names}
+        return Block(
+            kind="throughput",
+            clock=self._device.clock,
+            issue_s=tuple(passed.issue_s[:ISSUED]) if self._device.is_accelerator else (),
+            samples=tuple(sum(step.values()) for step in kept),
+            phases={DATA_PHASE: tuple(step[DATA_PHASE] for step in kept), **phases} if kept else {},
+            round=number,
+            **{**seen, "wall_s": passed.seconds, "telemetry": tuple(_spread(list(seen["telemetry"]), KEPT_LOOKS))},
+        )
 
 
 class HeldOut:
@@ -410,6 +384,12 @@ class HeldOut:
         }
 
 
+def rate_of_epochs(spec: TrainSpec, highest: float, epoch: int, step: int, steps: int) -> float:
+    """Returns the learning rate in an epoch of so many steps. Where their number is not known (0), it changes once per epoch."""
+    whole = max(1, steps)
+    return rate_at(spec.schedule, highest, (epoch - 1) * whole + min(step, whole - 1), spec.epochs * whole)
+
+
 def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
     """Returns the learning rate of a step: it rises to the highest over the first steps, then falls to zero as the schedule says."""
     if schedule == "constant":
@@ -437,32 +417,8 @@ def be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _block(passed: _Passed, steps: list[dict[str, float]], device: Device, number: int, seen: dict[str, Any]) -> Block:
-    """Returns the steps with whole batches one by one. The smaller batch at the end of an epoch is no sample of them."""
-    whole = [step for step, is_whole in zip(steps, passed.whole, strict=True) if is_whole]
-    kept = _spread(whole, KEPT_STEPS)
-    names = dict.fromkeys(name for step in whole for name in step if name != DATA_PHASE)
-    if len(names) > 1:
-        names.pop(WHOLE_STEP, None)
-    phases = {name: tuple(step[name] for step in whole if name in step) for name in names}
-    return Block(
-        kind="throughput",
-        clock=device.clock,
-        issue_s=tuple(passed.issue_s[:ISSUED]) if device.is_accelerator else (),
-        samples=tuple(sum(step.values()) for step in kept),
-        phases={DATA_PHASE: tuple(step[DATA_PHASE] for step in kept), **phases} if kept else {},
-        round=number,
-        **{**seen, "wall_s": passed.seconds, "telemetry": tuple(_spread(list(seen["telemetry"]), KEPT_LOOKS))},
-    )
-
-
 def _spread(values: list[Any], most: int) -> list[Any]:
     return [values[number * len(values) // most] for number in range(most)] if len(values) > most else values
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 # Loader and model, apart and together
@@ -470,78 +426,55 @@ def _mean(values: list[float | None]) -> float | None:
 
 def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, prefetch: bool) -> Fed:
     """Measures loading alone, the model alone on a batch that is there, or both together."""
-    fed = Fed(part=part, samples=0, seconds=0.0, workers=workers, prefetch=prefetch)
-    with loader_errors(), quiet_collector(), stepper.step.context():
+    device, supply, timeline = stepper.device, stepper.supply, Timeline(stepper.device)
+    with ExitStack() as held:
+        for context in (loader_errors(), quiet_collector(), stepper.step.context()):
+            held.enter_context(context)
+        ready = 1
         if part == "model":
-            return _model_alone(stepper, seconds, fed)
-        batches = stepper.supply.train(workers)
-        # Those that lie ready before anybody looks.
-        ready = 1 + workers * stepper.data.prefetch_factor + stepper.supply.queued
-        measure = _loader_alone if part == "loader" else _together
-        try:
-            return measure(stepper, _endless(batches), seconds, ready, fed)
-        finally:
-            batches.close()
+            stepper.step()
+            run = stepper.step.plain()
+        else:
+            loader = supply.train(workers)
+            held.callback(loader.close)
+            batches = _endless(loader)
+            ready += workers * stepper.data.prefetch_factor + supply.queued  # they lie there before anybody looks
+        if part == "together":
+            feed = held.enter_context(stepper.feed(batches, prefetch=prefetch))
 
-
-def _loader_alone(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: int, fed: Fed) -> Fed:
-    def count_of(batch: Any) -> int:
-        if stepper.data.on_device:  # it has no loader: its batches are made where they are used
-            return stepper.supply.arrive(batch).count
-        return part_batch(batch).count if isinstance(batch, Mapping) else len(batch[1])
-
-    for _ in range(ready):
-        next(batches)
-    samples, started = 0, time.perf_counter()
-    for number in count():
-        if _is_enough(number, time.perf_counter() - started, seconds):
-            break
-        samples += count_of(next(batches))
-    stepper.device.synchronize()
-    return msgspec.structs.replace(fed, samples=samples, seconds=time.perf_counter() - started)
-
-
-def _model_alone(stepper: Stepper, seconds: float, fed: Fed) -> Fed:
-    device = stepper.device
-    stepper.step()
-    run, samples = stepper.step.plain(), 0
-    device.synchronize()
-    started = time.perf_counter()
-    while time.perf_counter() - started < seconds or not samples:
-        run()
-        stepper.stay_near(device.mark(), prefetch=True)
-        samples += stepper.supply.batch
-    device.synchronize()
-    return msgspec.structs.replace(fed, samples=samples, seconds=time.perf_counter() - started)
-
-
-def _together(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: int, fed: Fed) -> Fed:
-    timeline, device = Timeline(stepper.device), stepper.device
-    samples, started = 0, 0.0
-    with stepper.feed(batches, prefetch=fed.prefetch) as feed:
-        for number in count():
-            if number == ready:
-                device.synchronize()
-                timeline.begin()
-                started = time.perf_counter()
-            elif number > ready and _is_enough(number - ready, time.perf_counter() - started, seconds):
-                break
+        def work() -> int:
+            """Do what is measured with one batch. Returns how many samples it had."""
+            if part == "loader":
+                return _count_of(next(batches), stepper)
+            if part == "model":
+                run()
+                stepper.stay_near(device.mark(), prefetch=True)
+                return supply.batch
             batch = feed.next()
             assert batch is not None
             timeline.note(DATA_PHASE)
             stepper.take(batch, timeline)
-            stepper.stay_near(timeline.marks[-1], prefetch=fed.prefetch)
-            samples += batch.count if number >= ready else 0
+            stepper.stay_near(timeline.marks[-1], prefetch=prefetch)
+            return batch.count
+
+        for _ in range(ready):
+            work()
+        device.synchronize()
+        timeline.begin()
+        counts, started = list[int](), time.perf_counter()
+        # A batch that is slow now and then should have been seen, unless that takes too long.
+        while time.perf_counter() - started < (seconds if len(counts) >= FEW_BATCHES else LONGEST_FACTOR * seconds):
+            counts.append(work())
         device.synchronize()
         took = time.perf_counter() - started
-    return msgspec.structs.replace(
-        fed, samples=samples, seconds=took, wait_s=phase_seconds(timeline.steps())[DATA_PHASE]
-    )
+    wait_s = phase_seconds(timeline.steps())[DATA_PHASE] if part == "together" else 0.0
+    return Fed(part=part, samples=sum(counts), seconds=took, wait_s=wait_s, workers=workers, prefetch=prefetch)
 
 
-def _is_enough(batches: int, passed_s: float, seconds: float) -> bool:
-    """Returns True once a batch that is slow now and then should have been seen, or when that takes too long."""
-    return batches > 0 and passed_s >= (seconds if batches >= FEW_BATCHES else LONGEST_FACTOR * seconds)
+def _count_of(batch: Any, stepper: Stepper) -> int:
+    if stepper.data.on_device:  # it has no loader: its batches are made where they are used
+        return stepper.supply.arrive(batch).count
+    return part_batch(batch).count if isinstance(batch, Mapping) else len(batch[1])
 
 
 def _endless(batches: Batches) -> Iterator[Any]:

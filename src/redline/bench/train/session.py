@@ -6,9 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import math
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,9 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from redline.bench.data.batches import Batches, DeviceBatches, LoadedBatches, Order, Reader, UserBatches
-from redline.bench.data.feed import (
-    TARGETS,
-    WATCH,
-    Arrived,
-    ImageArrival,
-    UserArrival,
-    next_of,
-    part_batch,
-    with_targets,
-)
+from redline.bench.data.feed import TARGETS, Arrived, ImageArrival, UserArrival, next_of, part_batch
 from redline.bench.data.source import Data, ImageData, LoaderData, Samples
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
@@ -45,18 +33,14 @@ from redline.bench.workload.step import Setup, TrainingStep
 from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError
-from redline.model.note import Note, note
 from redline.model.protocol import EpochReply, FedReply, Feed
 from redline.model.record import DataInfo, Epoch, LastBatchFate
 from redline.model.spec import OptimizerName, RunSpec
-from redline.model.units import format_count
 
 DEFAULT_BATCH = 128
 CIFAR_STEM_UP_TO = 32
 """A ResNet gets the CIFAR stem for images of up to this many pixels per side, of which the ImageNet stem leaves 8 or fewer."""
 RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3}
-SAME_ANSWER = 0.01
-"""Two answers to a sample are the same if their relative distance is below this. Rounding is far below it, dropout far above."""
 HIGHEST_RATE = 0.8
 """The rate of SGD, which grows with the batch, goes no higher."""
 
@@ -74,9 +58,12 @@ class TrainingSession:
         self._supply = supply_of(spec, data, size, device, workload)
         workload.loss.start_on_data(self._supply.first.targets)
         if isinstance(data, LoaderData) or source_of(spec.workload).is_built_elsewhere:
-            self._supply = settle_loss(workload, self._supply)
-        take_over(workload, self._supply.first, data)
-        note_what_stays(workload)
+            self._supply = settle_loss(workload, self._supply, data)
+        first = self._supply.first
+        workload.put((first.args, first.kwargs))
+        workload.batch, workload.batch_from, workload.items, workload.axes = first.count, "asked", None, None
+        workload.input_hash = short_hash(f"{data.fingerprint} {describe((first.args, first.kwargs))}")
+        workload.notes += data.notes
         self._checkpoint: Checkpoint | None = None
         self.epochs: list[Epoch] = []
 
@@ -95,7 +82,6 @@ class TrainingSession:
         loss, self._rate = setup.workload.loss, learning_rate_of(self._spec)
         loss.is_static = is_recorded(setup)
         loss.put(first.targets)
-        check_answers(setup, self._data, first.count)
         set_optimizer(self._spec, setup, self._rate)
 
     def begin(self, setup: Setup, step: TrainingStep) -> None:
@@ -104,7 +90,6 @@ class TrainingSession:
             with step.context():
                 step.record()
         self._step, self._stepper = step, Stepper(setup, step, self._supply, self._train.data)
-        WATCH.begin()
         self._training = Training(self._train, self._stepper, self._spec.seed, self._rate, self._tell)
 
     @property
@@ -133,7 +118,6 @@ class TrainingSession:
 
     def close(self) -> None:
         self._training.close()
-        WATCH.end()
 
 
 class Checkpoint:
@@ -195,40 +179,33 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
     And the pixels per side that the model will see, and inputs as the data give them. A model that is built elsewhere is
     not told of sizes: it takes what comes.
     """
-    workload = spec.workload
-    size: int | None
+    workload, source = spec.workload, source_of(spec.workload)
+    size, length = workload.image_size, None
     if isinstance(data, ImageData):
-        batch = workload.batch or min(DEFAULT_BATCH, len(data.train))
+        batch, size = workload.batch or min(DEFAULT_BATCH, len(data.train)), size or data.size
         if batch > len(data.train):
             raise SpecError(f"batch must be {len(data.train)} or less with so many training samples, got {batch}")
-        size = workload.image_size or data.size
         inputs: Any = torch.zeros(batch, len(data.mean), size, size)
     else:
-        assert spec.train is not None
-        with WATCH.limited(spec.train.data.loader_timeout_s):
-            batch_given = WATCH.wait(lambda: next_of(data.first for _ in range(1)))
-        if batch_given is None:
+        if (first := next_of(data.first for _ in range(1))) is None:
             raise BenchError("user", "the training loader gave no batch")
-        parted = part_batch(batch_given)
+        parted = part_batch(first)
         inputs, batch = parted.inputs, parted.count
-        is_image = isinstance(inputs, Tensor) and inputs.ndim == 4
-        size = workload.image_size or (int(inputs.shape[-1]) if is_image else None)
-    source, classes = source_of(workload), workload.classes or data.classes
+        if isinstance(inputs, Tensor) and inputs.ndim == 4:
+            size = size or inputs.shape[-1]
+        elif isinstance(inputs, Tensor) and inputs.ndim == 2:  # tokens by sample and position
+            length = inputs.shape[1]
     if source.is_built_elsewhere:
-        workload = msgspec.structs.replace(workload, batch=batch, image_size=None)
-        return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
-    if size is None:
-        tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        # Tokens are whole numbers by sample and position.
-        lengths = [int(leaf.shape[1]) for leaf in tensors if leaf.ndim == 2 and not leaf.is_floating_point()]
-        workload = msgspec.structs.replace(
-            workload, sequence_length=workload.sequence_length or next(iter(lengths), None)
-        )
-    elif classes is None:
+        changed = {"batch": batch, "image_size": None}
+    elif size is None:
+        changed = {"batch": batch, "sequence_length": workload.sequence_length or length}
+    elif (classes := workload.classes or data.classes) is None:
         raise SpecError(f"{data.name} does not say how many classes there are: give --classes")
-    workload = msgspec.structs.replace(workload, batch=batch, image_size=size, classes=classes)
+    else:
+        changed = {"batch": batch, "image_size": size, "classes": classes}
+    workload = msgspec.structs.replace(workload, **changed)
     source.check(workload)
-    if workload.stem is None and size is not None and source.has_stem(workload):
+    if size is not None and workload.stem is None and source.has_stem(workload):
         workload = msgspec.structs.replace(workload, stem="cifar" if size <= CIFAR_STEM_UP_TO else "imagenet")
     return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
 
@@ -237,9 +214,16 @@ def supply_of(spec: RunSpec, data: Data, size: int | None, device: Device, workl
     """Returns the batches of a fitted spec."""
     assert spec.train is not None
     assert spec.workload.batch is not None
-    takes = _names_taken(workload.model)
-    given = () if workload.args else workload.kwargs
-    name = next((name for name in given if takes is None or name in takes), None)
+    # `forward` may be given these by name; None means any name.
+    parameters = parameters_of(workload.model.forward).values()
+    is_open = not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters)
+    takes = (
+        None
+        if is_open
+        else [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    )
+    named = () if workload.args else workload.kwargs
+    name = next((name for name in named if takes is None or name in takes), None)
 
     def form(inputs: Any) -> Inputs:
         """Returns inputs as this model takes them: by position, or by the name of its own inputs."""
@@ -267,7 +251,9 @@ def _image_supply(spec: RunSpec, data: ImageData, arrive: ImageArrival, device: 
     settings, batch = spec.train.data, spec.workload.batch
     drop = spec.train.last_batch == "drop" or len(data.train) % batch == 1  # BatchNorm cannot train on one sample
     parts = (data.train, data.validation) if settings.on_device else ()
-    there = {id(part): tuple(tensor.to(device.torch_device) for tensor in part.whole()) for part in parts}
+    there = {
+        id(part): tuple(tensor.to(device.torch_device) for tensor in part.fetch(range(len(part)))) for part in parts
+    }
 
     def batches(samples: Samples, workers: int, *, train: bool) -> Batches:
         order = Order(len(samples), batch, seed=spec.seed, shuffle=train, drop_last=train and drop)
@@ -287,126 +273,40 @@ def _image_supply(spec: RunSpec, data: ImageData, arrive: ImageArrival, device: 
     )
 
 
-def _names_taken(model: torch.nn.Module) -> list[str] | None:
-    """Returns what `forward` may be given by name, or None if it takes any name."""
-    parameters = parameters_of(model.forward).values()
-    if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return None
-    return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-
-
-def settle_loss(workload: Workload, supply: Supply) -> Supply:
+def settle_loss(workload: Workload, supply: Supply, data: Data) -> Supply:
     """Hand the targets over to a model that takes them, and look at what it answers as it is.
 
-    The contract: a model whose `forward` names its targets gets them, unless there is a loss that it can do without them for.
+    The contract: a model whose `forward` names its targets gets them, unless there is a loss and it can do without.
     """
     model, loss, first = workload.model, workload.loss, supply.first
     takes = parameters_of(model.forward)
-    name = next((name for name in TARGETS if name in takes), None)
-    if name and name not in (*first.kwargs, *list(takes)[: len(first.args)]):
-        is_needed = takes[name].default is inspect.Parameter.empty
-        given = with_targets(first, name)
-        if is_needed or (loss.given is None and _tried(model, given) is not None):
-            plain = supply.arrive
-            supply = replace(supply, arrive=lambda batch: with_targets(plain(batch), name), first=given)
-    output = _tried(model, supply.first)
-    if output is not None:  # else the first call will say why
-        loss.learn(output)
-    return supply
+    name = next((name for name in TARGETS if name in takes), "")
+    is_given = not name or name in first.kwargs or name in list(takes)[: len(first.args)]
+    if not is_given and (loss.given is None or takes[name].default is inspect.Parameter.empty):
 
+        def with_targets(batch: Arrived) -> Arrived:
+            return replace(batch, kwargs={**batch.kwargs, name: batch.targets})
 
-def _tried(model: torch.nn.Module, batch: Arrived) -> Any:
-    """Returns what the model answers for a batch in training, with dropout always alike, or None if it raises."""
+        plain = supply.arrive
+        supply = replace(supply, arrive=lambda batch: with_targets(plain(batch)), first=with_targets(first))
     with unchanged_afterwards(model), torch.enable_grad():
         torch.manual_seed(0)  # an epoch has a seed of its own
         try:
-            return model(*batch.args, **batch.kwargs)
+            output = model(*supply.first.args, **supply.first.kwargs)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return None
-
-
-def take_over(workload: Workload, first: Arrived, data: Data) -> None:
-    """Let the workload stand on a batch of the data instead of the inputs it was built with."""
-    workload.put((first.args, first.kwargs))
-    workload.batch, workload.batch_from, workload.items, workload.axes = first.count, "asked", None, None
-    workload.input_hash = short_hash(f"{data.fingerprint} {describe((first.args, first.kwargs))}")
-    workload.notes += data.notes
-    if isinstance(data, LoaderData) and data.repeats:
-        text = "the first batches of two loader workers are the same: each worker gives the whole set"
-        workload.notes.append(note("repeated-samples", f"{text}; let the data set split itself by get_worker_info()"))
-
-
-def note_what_stays(workload: Workload) -> None:
-    """Note what training will not change: frozen parameters, and modules that stay in eval mode."""
-    model = workload.model
-    frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-    if frozen:
-        whole = sum(weight.numel() for weight in model.parameters())
-        text = f"{format_count(frozen)} of {format_count(whole)} parameters are frozen"
-        workload.notes.append(note("frozen", f"{text}: they get no gradient"))
-    model.train()
-    still = [name or type(model).__name__ for name, module in model.named_modules() if not module.training]
-    if still:
-        text = f"{still[0]} stays" if len(still) == 1 else f"{still[0]} and {len(still) - 1} more modules stay"
-        workload.notes.append(note("stays-in-eval", f"{text} in eval mode, though the model was put in training mode"))
-
-
-def check_answers(setup: Setup, data: Data, count: int) -> None:
-    """Checks that the model answers with as many classes as the data have: on a GPU one too few ends the process.
-
-    It also notes whether what it answers in eval mode can be judged sample by sample.
-    """
-    model = setup.workload.model
-    model.eval()
-    try:
-        with torch.no_grad(), setup.autocast(), unchanged_afterwards(model):
-            output = model(*setup.args, **setup.kwargs)
-            setup.workload.notes += _doubts_of_validation(model, setup, count, output)
-    finally:
-        model.train()
+            return supply  # the first call will say why
     logits = main_logits(output)
-    if logits is None or logits.ndim < 2:
-        return
-    answers = logits.shape[class_axis(logits)]
-    if data.classes is not None and answers < data.classes:
-        raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
-    if (wrong := setup.workload.loss.class_beyond(logits)) is not None:
-        raise SpecError(f"a target is {wrong}, and the model answers with {answers} classes: 0 to {answers - 1}")
-
-
-def _doubts_of_validation(model: torch.nn.Module, setup: Setup, count: int, output: Any) -> Iterator[Note]:
-    """Yields what makes held-out accuracy depend on more than the weights and the sample. It asks the model again."""
-    if _apart(output, model(*setup.args, **setup.kwargs), count) > SAME_ANSWER:
-        text = "in eval mode the model answers the same batch differently each time"
-        yield note("random-in-eval", f"{text}: dropout or noise is still on, and validation measures the model with it")
-        return
-
-    def of_first(leaf: Tensor) -> Tensor:
-        return leaf[:1].expand_as(leaf).contiguous() if leaf.ndim and len(leaf) == count else leaf
-
-    args, kwargs = pytree.tree_map_only(Tensor, of_first, (setup.args, setup.kwargs))
-    try:
-        alone = model(*args, **kwargs)
-    except Exception:  # on one sample again and again, which no training has: that says nothing
-        return
-    if _apart(output, alone, count, rows=1) > SAME_ANSWER:
-        still = next((name or type(module).__name__ for name, module in model.named_modules() if module.training), None)
-        why = f"{still} stays in training mode" if still else "as BatchNorm without running statistics does"
-        text = "in eval mode the answer to a sample depends on the others in its batch"
-        yield note("mixes-samples", f"{text} ({why}): accuracy changes with the batch")
-
-
-def _apart(one: Any, other: Any, count: int, rows: int | None = None) -> float:
-    """Returns how far the answers to the first rows are from each other, relative to their size."""
-    pairs = [
-        (a[:rows].double(), b[:rows].double())
-        for a, b in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.ndim and len(a) == count
-    ]
-    sizes = [(float((a - b).norm()), float(a.norm())) for a, b in pairs if a.shape == b.shape]
-    return max((apart / size for apart, size in sizes if size > 0 and math.isfinite(apart)), default=0.0)
+    if logits is not None and logits.ndim > 1:
+        # Asked before the loss: on a GPU a class too many ends the process.
+        answers, wrong = logits.shape[class_axis(logits)], loss.class_beyond(logits)
+        if data.classes is not None and answers < data.classes:
+            raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
+        if wrong is not None:
+            raise SpecError(f"a target is {wrong}, and the model answers with {answers} classes: 0 to {answers - 1}")
+    loss.learn(output)
+    return supply
 
 
 def learning_rate_of(spec: RunSpec) -> float:

@@ -4,23 +4,21 @@ CIFAR-10 from its files."""
 from __future__ import annotations
 
 import math
-import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.datasets import CIFAR10, ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.datasets.utils import check_integrity
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from redline.bench.data.source import DATA, DataSource, ImageData, InMemory, Samples
+from redline.bench.device.failure import one_line
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
 from redline.model.spec import DataSpec, WorkloadSpec
@@ -105,47 +103,35 @@ DATA.register("synthetic-learnable")(SyntheticLearnable())
 
 FOLDER_SIZE = 224
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HELD_OUT = 0.1
-PARTS = ("train", "val")
-"""These are the folders of the two parts. Without them a tenth is held out."""
 
 
 class ImageFolders(DataSource):
+    """This source reads `train` and `val` below a folder, each with one folder of images per class."""
+
     def check(self, spec: DataSpec, workload: WorkloadSpec) -> None:
-        if spec.folder is None:
-            raise SpecError("imagefolder needs the folder it lies in: --folder DIR with one folder per class")
         if spec.download:
             raise SpecError("an image folder cannot be downloaded: leave out --download")
-        root = Path(spec.folder).expanduser()
-        if not root.is_dir():
-            raise SpecError(f"no such folder: {root}")
-        found = [part for part in PARTS if (root / part).is_dir()]
-        if len(found) == 1:
-            missing = PARTS[1 - PARTS.index(found[0])]
-            raise SpecError(f"{root} has {found[0]} but no {missing}: give both, or one folder per class")
+        missing = [part for part in ("train", "val") if not (Path(spec.folder or "").expanduser() / part).is_dir()]
+        if spec.folder is None or missing:
+            raise SpecError(
+                f"imagefolder needs --folder DIR with {' and '.join(missing)}: in train and in val lies one folder per class"
+            )
 
     def open(self, spec: DataSpec, workload: WorkloadSpec) -> ImageData:
-        assert spec.folder is not None
-        train: Samples
-        validation: Samples
-        root, size = Path(spec.folder).expanduser(), workload.image_size or FOLDER_SIZE
-        if (root / PARTS[0]).is_dir():
-            listed = [_listed(root / part) for part in PARTS]
-            if listed[0].classes != listed[1].classes:
-                raise SpecError(f"{root}: train and val have different classes")
-            train, validation = (Pictures(part.samples, size) for part in listed)
-            classes = len(listed[0].classes)
-        else:
-            every = _listed(root)
-            train, validation = _split(every.samples, size)
-            classes = len(every.classes)
-        if workload.classes is not None and workload.classes < classes:
-            raise SpecError(f"{root} has {classes} classes, got classes {workload.classes}")
+        root, size = Path(spec.folder or "").expanduser(), workload.image_size or FOLDER_SIZE
+        try:
+            train, validation = (ImageFolder(str(root / part)) for part in ("train", "val"))
+        except FileNotFoundError as error:  # torchvision names the class without images
+            raise SpecError(one_line(error)) from None
+        if train.classes != validation.classes:
+            raise SpecError(f"{root}: train and val have different classes")
+        if workload.classes is not None and workload.classes < len(train.classes):
+            raise SpecError(f"{root} has {len(train.classes)} classes, got classes {workload.classes}")
         return ImageData(
             name="imagefolder",
-            train=train,
-            validation=validation,
-            classes=workload.classes or classes,
+            train=Pictures(train.samples, size),
+            validation=Pictures(validation.samples, size),
+            classes=workload.classes or len(train.classes),
             size=size,
             mean=IMAGENET_MEAN,
             std=IMAGENET_STD,
@@ -156,15 +142,18 @@ class Pictures(Samples):
     """This part reads files when they are asked for. It scales the shorter side and cuts out the middle."""
 
     def __init__(self, files: Sequence[tuple[str, int]], size: int) -> None:
-        self._files = list(files)
+        self._files, self._size = list(files), size
         self._shape = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(size)])
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        images = torch.stack([self._picture(self._files[index][0]) for index in indices])
-        return images, torch.tensor([self._files[index][1] for index in indices])
+    def fetch(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        files = [self._files[row] for row in rows]
+        return torch.stack([self._picture(path) for path, _ in files]), torch.tensor([label for _, label in files])
+
+    def part(self, rows: Sequence[int]) -> Samples:
+        return Pictures([self._files[row] for row in rows], self._size)
 
     def identity(self) -> bytes:
         """Returns names and sizes, because reading the pictures would find a damaged one before anybody trains on it."""
@@ -174,81 +163,25 @@ class Pictures(Samples):
     def _picture(self, path: str) -> Tensor:
         try:
             with Image.open(path) as picture:
-                pixels: Tensor = F.pil_to_tensor(self._shape(_eight_bits(picture).convert("RGB")))
+                if picture.mode[0] in "IF":  # PIL would make everything above 255 white
+                    raise ValueError("its pixels have more than 8 bits")
+                pixels: Tensor = F.pil_to_tensor(self._shape(picture.convert("RGB")))
         except Exception as error:  # what a damaged file makes a decoder raise has no common name
             raise ValueError(f"cannot read the image {path}: {error}") from error
         return pixels
 
 
-def _eight_bits(picture: Image.Image) -> Image.Image:
-    """Takes the upper eight of 16 bits per pixel: PIL's own conversion makes everything above 255 white."""
-    if picture.mode == "F":
-        raise ValueError("its pixels are floats of an unknown range; store them in 8 or 16 bits")
-    if not picture.mode.startswith("I"):
-        return picture
-    values = np.asarray(picture)
-    if values.min() < 0 or values.max() >= 2**16:
-        raise ValueError("its pixels are 32-bit numbers of an unknown range; store them in 8 or 16 bits")
-    return Image.fromarray((values // 256).astype(np.uint8))
-
-
-def _listed(folder: Path) -> ImageFolder:
-    try:
-        listed = ImageFolder(str(folder), allow_empty=True)
-    except FileNotFoundError:
-        listed = None
-    filled = {label for _, label in listed.samples} if listed else set()
-    if listed is None or not filled:
-        kinds = ", ".join(IMG_EXTENSIONS)
-        raise SpecError(f"{folder} must hold one folder per class, each with images ({kinds})")
-    empty = [name for name, label in listed.class_to_idx.items() if label not in filled]
-    if empty:
-        raise SpecError(f"{folder / empty[0]} is a class without images: remove the folder, or fill it")
-    if len(filled) == 1:
-        only = folder / listed.classes[0]
-        below = _folders(only)
-        inside = f"; name {only} if its folders are the classes" if below else ""
-        raise SpecError(f"{folder} has but one class, {only.name}: there is nothing to tell apart{inside}")
-    parts = [_folders(folder / name) for name in listed.classes]
-    if len(parts[0]) > 1 and all(part == parts[0] for part in parts):
-        held, inner = (", ".join(names[:3]) for names in (listed.classes, parts[0]))
-        raise SpecError(
-            f"each folder in {folder} ({held}) holds the same folders ({inner}), which look like the classes: name one of "
-            f"them, or call the parts {' and '.join(PARTS)}"
-        )
-    return listed
-
-
-def _folders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir())
-
-
-def _split(files: Sequence[tuple[str, int]], size: int) -> tuple[Samples, Samples]:
-    """Mixes the files and holds a tenth of them out for validation."""
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
-    held_out = max(1, round(HELD_OUT * len(files)))
-    if len(files) < 2:
-        raise SpecError("an image folder needs two images at least: one to train on and one to hold out")
-    mixed = [files[index] for index in order]
-    return Pictures(mixed[held_out:], size), Pictures(mixed[:held_out], size)
-
-
 DATA.register("imagefolder")(ImageFolders())
 
 
-CIFAR_CLASSES, CIFAR_SIZE = 10, 32
+CIFAR_CLASSES = 10
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-PER_IMAGE = 3 * CIFAR_SIZE * CIFAR_SIZE
 HOW_TO_GET = (
     "with a network, --download fetches it there (170 MB); without one, copy the folder cifar-10-batches-py from another "
     "machine, or train on synthetic-learnable"
 )
-_HARMLESS = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
+_HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
+    (module, "_reconstruct") for module in ("numpy.core.multiarray", "numpy._core.multiarray")
 }
 """The published files need no more than these to be read."""
 
@@ -259,81 +192,60 @@ class Cifar10(DataSource):
             raise SpecError(f"cifar10 has {CIFAR_CLASSES} classes, got classes {workload.classes}")
         if spec.folder is None:
             raise SpecError(f"cifar10 needs the folder it lies in (--folder DIR): {HOW_TO_GET}")
-        root = Path(spec.folder).expanduser()
-        if not spec.download and not _batches_folder(root).is_dir():
-            below = next(iter(sorted(root.glob(f"*/{CIFAR10.base_folder}"))), None) if root.is_dir() else None
-            where = f"it lies in {below.parent}: name that" if below else HOW_TO_GET
-            raise SpecError(f"no {CIFAR10.base_folder} in {root}: {where}")
-        if not spec.download:
-            _require_files(_batches_folder(root))
+        if not spec.download and not (folder := _batches_folder(spec)).is_dir():
+            raise SpecError(f"no {folder.name} in {folder.parent}: {HOW_TO_GET}")
 
     def open(self, spec: DataSpec, workload: WorkloadSpec) -> ImageData:
-        assert spec.folder is not None
-        root = Path(spec.folder).expanduser()
-        folder = _batches_folder(root)
+        folder = _batches_folder(spec)
         if spec.download and not folder.is_dir():
-            _download(root)
-            folder = _batches_folder(root)
-        _require_files(folder)
-        published = all(check_integrity(folder / name, md5) for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list))
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                CIFAR10(root=str(folder.parent), download=True)
+            except Exception as error:  # urllib, tarfile and torchvision each have their own
+                raise BenchError(
+                    "user", f"cannot download CIFAR-10 to {folder.parent}: {error}; {HOW_TO_GET}"
+                ) from error
+        lists = CIFAR10.train_list, CIFAR10.test_list
+        train, validation = (_read_all([folder / name for name, _ in files]) for files in lists)
+        published = all(check_integrity(folder / name, md5) for files in lists for name, md5 in files)
+        other = note("other-data", f"not the published CIFAR-10 in {folder}: checksums differ")
         return ImageData(
             name="cifar10",
-            train=_read_all(folder, [name for name, _ in CIFAR10.train_list]),
-            validation=_read_all(folder, [name for name, _ in CIFAR10.test_list]),
+            train=train,
+            validation=validation,
             classes=CIFAR_CLASSES,
-            size=CIFAR_SIZE,
+            size=32,
             mean=CIFAR_MEAN,
             std=CIFAR_STD,
-            notes=()
-            if published
-            else (note("other-data", f"not the published CIFAR-10 in {folder}: checksums differ"),),
+            notes=() if published else (other,),
         )
 
 
-def _batches_folder(root: Path) -> Path:
+def _batches_folder(spec: DataSpec) -> Path:
     """The person may name the folder itself, or the one it lies in."""
+    root = Path(spec.folder or "").expanduser()
     return root if root.name == CIFAR10.base_folder else root / CIFAR10.base_folder
 
 
-def _require_files(folder: Path) -> None:
-    missing = [name for name, _ in (*CIFAR10.train_list, *CIFAR10.test_list) if not (folder / name).is_file()]
-    if missing:
-        raise SpecError(f"{folder} has no {missing[0]}: CIFAR-10 is not whole there; {HOW_TO_GET}")
+def _read_all(paths: Sequence[Path]) -> InMemory:
+    images, labels = zip(*map(_read, paths), strict=True)
+    return InMemory(torch.cat(images), torch.cat(labels))
 
 
-def _download(root: Path) -> None:
+def _read(path: Path) -> tuple[Tensor, Tensor]:
     try:
-        os.makedirs(root, exist_ok=True)
-        CIFAR10(root=str(root), download=True)
-    except Exception as error:  # urllib, tarfile and torchvision each have their own
-        raise BenchError("user", f"cannot download CIFAR-10 to {root}: {error}; {HOW_TO_GET}") from error
-
-
-def _read_all(folder: Path, names: list[str]) -> InMemory:
-    parts = [_read(folder / name) for name in names]
-    return InMemory(torch.cat([images for images, _ in parts]), torch.cat([classes for _, classes in parts]))
-
-
-def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    content = _unpickled(path)
-    data = content.get("data") if isinstance(content, dict) else None
-    labels = content.get("labels") if isinstance(content, dict) else None
-    is_sound = (
-        isinstance(data, np.ndarray)
-        and data.dtype == np.uint8
-        and data.ndim == 2
-        and data.shape[1] == PER_IMAGE
-        and isinstance(labels, list)
-        and len(labels) == len(data)
-        and all(isinstance(label, int) and 0 <= label < CIFAR_CLASSES for label in labels)
-    )
-    if not is_sound:
-        raise BenchError(
-            "user", f"{path} is not a batch of CIFAR-10: expected data (N, {PER_IMAGE}) in 8 bits and N labels below 10"
-        )
-    assert data is not None
-    assert labels is not None
-    return torch.from_numpy(data.reshape(-1, 3, CIFAR_SIZE, CIFAR_SIZE).copy()), torch.tensor(labels)
+        with path.open("rb") as file:
+            content = _Unpickler(file, encoding="latin1").load()
+        images, labels = torch.from_numpy(content["data"]).view(-1, 3, 32, 32).clone(), torch.tensor(content["labels"])
+        if (
+            images.dtype != torch.uint8
+            or len(images) != len(labels)
+            or set(labels.tolist()) - set(range(CIFAR_CLASSES))
+        ):
+            raise ValueError("it does not hold pictures in 8 bits with as many labels below 10")
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
+        raise BenchError("user", f"{path} is no whole file of CIFAR-10: {one_line(error)}; {HOW_TO_GET}") from error
+    return images, labels
 
 
 class _Unpickler(pickle.Unpickler):
@@ -343,17 +255,6 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) not in _HARMLESS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR-10 does")
         return super().find_class(module, name)
-
-
-def _unpickled(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            return _Unpickler(file, encoding="latin1").load()
-    except OSError as error:
-        raise BenchError("user", f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
-        said = str(error) or type(error).__name__
-        raise BenchError("user", f"{path} is damaged or cut short: {said}; fetch CIFAR-10 again") from error
 
 
 DATA.register("cifar10")(Cifar10())
