@@ -292,7 +292,7 @@ def _html_table(table: Table, names: Sequence[str], link: Link) -> str:
         lines = zip(headers, kinds, cells, strict=True)
         body.append("".join(f"<td data-label='{header}' {kind}>{cell}</td>" for header, kind, cell in lines))
     rows = "".join(f"<tr>{line}</tr>" for line in body)
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    return f"<div class='scroll' tabindex='0'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
 def _linked(text: str, address: str) -> str:

@@ -107,7 +107,7 @@ function comparedTable(a, b) {
     line.append(element("th", { scope: "row", class: "text" }, label), element("td", {}, oneLine(value(a) ?? "–")), element("td", {}, oneLine(value(b) ?? "–")), element("td"));
     table.append(line);
   }
-  const holder = element("div", { class: "scroll" });
+  const holder = element("div", { class: "scroll", tabindex: "0" });
   holder.append(table);
   return holder;
 }
@@ -146,7 +146,7 @@ function kernelParts(a, b) {
     line.append(element("td", { class: "text wide", title: oneLine(name) }, cut(name, 70)), element("td", {}, was ? seconds(was) : "–"), element("td", {}, is ? seconds(is) : "–"), element("td", { class: is < was ? "faster" : "slower" }, was && is ? `${is < was ? "−" : "+"}${seconds(Math.abs(is - was))}` : was ? "gone" : "new"));
     table.append(line);
   }
-  const holder = element("div", { class: "scroll" });
+  const holder = element("div", { class: "scroll", tabindex: "0" });
   holder.append(table);
   return [element("h3", {}, "Kernel by kernel"), element("p", { class: "hint" }, `The ${MOST_KERNELS} largest changes among the longest kernels of both; times under the profiler, per step.`), holder];
 }
