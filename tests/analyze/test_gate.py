@@ -9,7 +9,7 @@ import pytest
 import torch
 from by_hand import make_block, make_record
 
-from redline.analyze.checks import CheckName, check, count_check
+from redline.analyze.checks import CheckName, check
 from redline.analyze.gate import judge
 from redline.analyze.statistics import PairedLog
 from redline.bench.recipe.difference import answer_of, sketch_of
@@ -46,6 +46,11 @@ def side(
         ("numerics", {"rel_l2": 1e-3}, {"rel_l2": 2.5e-3}),
         ("numerics", {"passed": True}, {"passed": False}),
         ("compile", {"cold_start": lambda _: {"compile_s": 2.0}}, {"cold_start": lambda _: {"compile_s": 3.0}}),
+        (
+            "compile",
+            {"cold_start": lambda _: {"compile_s": 1.0, "compile_cache": None}},
+            {"cold_start": lambda _: {"compile_s": 2.0, "compile_cache": None}},
+        ),
         ("graph-breaks", {"cold_start": lambda _: {"graph_breaks": 0}}, {"cold_start": lambda _: {"graph_breaks": 1}}),
     ],
 )
@@ -117,18 +122,6 @@ def test_compile_times_are_compared_in_the_state_of_the_cache_that_both_were_in_
 
     found = check("compile", side(cold_start=filled_by_first(20.0)), side(cold_start=filled_by_first(40.0)))
     assert (found.failed, found.baseline, found.candidate) == (False, 0.5, 0.5)
-
-
-def test_a_compiler_without_a_cache_is_compared_too() -> None:
-    fast, slow = (
-        side(cold_start=lambda _, s=seconds: {"compile_s": s, "compile_cache": None}) for seconds in (1.0, 2.0)
-    )
-    assert check("compile", fast, slow).failed
-
-
-def test_counts_fail_on_any_more_and_say_when_there_are_none() -> None:
-    assert [count_check("kernels", 100, each).failed for each in (101, 100, 99)] == [True, False, False]
-    assert count_check("kernels", None, 3).said.code == "unknown"
 
 
 @pytest.mark.parametrize(

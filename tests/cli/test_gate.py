@@ -135,7 +135,7 @@ def test_a_baseline_that_breaks_is_incomparable_unless_it_is_stored(
     result = redline("gate bench.toml --baseline main --json")
     assert result.exit_code == 3
     codes = [reason["code"] for reason in rows_of(result)[0]["notes"]]
-    assert codes == ["no-baseline", "not-runnable"]
+    assert codes == ["not-runnable", "no-baseline"]
     assert redline("gate bench.toml --baseline main --undecided ok").exit_code == 0
 
 
@@ -220,19 +220,6 @@ def test_records_of_other_settings_are_incomparable(redline: Redline, project: P
     assert (reason["code"], reason["about"]) == ("differs", "batch")
 
 
-def test_a_model_that_moved_is_named_as_it_was(redline: Redline, project: Path, door: FakeDoor) -> None:
-    seen = set()
-
-    def step_s(spec: RunSpec) -> float:
-        seen.add((spec.workload.model, bool(spec.launch.folder)))
-        return 0.01
-
-    door.landscape = replace(door.landscape, step_s=step_s)
-    (project / "bench.toml").write_text('device = "cuda:0"\n[[run]]\nmodel = "m"\nbaseline_model = "n"\n')
-    assert redline("gate bench.toml --baseline main").exit_code == 0
-    assert seen == {("m", False), ("n", True)}
-
-
 def test_inputs_of_another_size_are_no_speed_up(
     redline: Redline, project: Path, monkeypatch: pytest.MonkeyPatch, door: FakeDoor
 ) -> None:
@@ -308,14 +295,20 @@ def replace_numerics(*, passed: bool) -> object:
         ("--baseline no-such-ref", "'no-such-ref' is neither a file nor a git ref"),
         ("--baseline main --threshold 0", "threshold must be above 0"),
         ("--baseline main --fail-on speed", "fail-on"),
-        ("--baseline main --undecided maybe", "undecided must be fail or ok"),
-        ("--baseline main --budget 0", "budget must be between 1"),
+        ("--baseline main --undecided maybe", "must be one of fail, ok"),
+        ("--baseline main --benchmark x", "no benchmark 'x': the file has fast, other"),
+        ("--baseline main --budget 0", "budget must be above 0"),
         ("--baseline main --junit .", "cannot write to .: it is a folder"),
         ("--baseline=-x", "is not a git ref"),
     ],
 )
 def test_a_mistake_is_one_line_and_2(redline: Redline, project: Path, words: str, says: str) -> None:
     refused(redline(f"gate bench.toml {words}"), says)
+
+
+def test_what_json_printed_is_no_baseline_and_the_answer_names_save(redline: Redline, project: Path) -> None:
+    (project / "base.json").write_text(redline("run m --batch 8 --device cuda:0 --effort quick --json").stdout)
+    refused(redline("gate bench.toml --baseline base.json"), "--save")
 
 
 MODEL = """

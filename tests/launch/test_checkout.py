@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 
 from redline.bench.environment import refuse_other_checkout
-from redline.launch.checkout import checked_out, resolve_commit
+from redline.launch.checkout import Setup, checked_out, resolve_commit
 from redline.model.errors import BenchError, UsageError
 
-GIT = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a", "-c", "protocol.file.allow=always"]
+GIT = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a"]
 
 
 def git(folder: Path, *words: str) -> str:
@@ -22,15 +22,12 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with a submodule, a hook, a tag and a space in its path."""
-    library, folder = tmp_path / "library", tmp_path / "my project"
-    for each, name in ((library, "part.py"), (folder, "model.py")):
-        each.mkdir()
-        git(each, "init", "-q", "-b", "main")
-        (each / name).write_text("SIZE = 1\n")
-        git(each, "add", ".")
-    git(library, "commit", "-qm", "one")
-    git(folder, "submodule", "--quiet", "add", str(library), "vendored")
+    """A checkout with a hook, a tag and a space in its path."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    (folder / "model.py").write_text("SIZE = 1\n")
+    git(folder, "add", ".")
     git(folder, "commit", "-qm", "one")
     git(folder, "tag", "-a", "v1", "-m", "the first")
     hook = folder / ".git" / "hooks" / "post-checkout"
@@ -40,13 +37,26 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_commit_comes_with_its_submodules_and_without_hooks(project: Path) -> None:
+def test_a_commit_comes_without_hooks_and_is_set_up(project: Path) -> None:
     before = (project / ".git" / "config").read_text()
-    with checked_out("v1") as found:
-        assert (Path(found.folder) / "vendored" / "part.py").read_text() == "SIZE = 1\n"
+    with checked_out("v1", Setup(setup="cp model.py made.py")) as found:
+        assert (Path(found.folder) / "made.py").read_text() == "SIZE = 1\n"
         assert not (Path(found.folder) / "hooked").exists()
     assert not Path(found.folder).exists()
     assert (project / ".git" / "config").read_text() == before
+    assert len(git(project, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        (Setup(setup="echo no such package >&2; exit 3"), "failed with status 3: no such package"),
+        (Setup(python=".venv/bin/python"), "no interpreter at .venv/bin/python"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_one_line(project: Path, environment: Setup, says: str) -> None:
+    with pytest.raises(UsageError, match=says), checked_out("v1", environment):
+        pass
     assert len(git(project, "worktree", "list").splitlines()) == 1
 
 

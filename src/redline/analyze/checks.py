@@ -1,4 +1,4 @@
-"""What a gate looks at besides speed, where it was asked to: memory, numerics, time to compile, graph breaks and kernels."""
+"""What a gate looks at besides speed, where it was asked to: memory, numerics, time to compile and graph breaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import Numerics, RunRecord
 
-CheckName = Literal["memory", "numerics", "compile", "graph-breaks", "kernels"]
+CheckName = Literal["memory", "numerics", "compile", "graph-breaks"]
 
 MEMORY_THRESHOLD = 0.05
 COMPILE_THRESHOLD = 0.2
@@ -45,7 +45,7 @@ def check(
     memory_threshold: float = MEMORY_THRESHOLD,
     compile_threshold: float = COMPILE_THRESHOLD,
 ) -> Check:
-    """Checks one of the other figures of records of both sides. `kernels` are counted from traces: `count_check`."""
+    """Checks one of the other figures of records of both sides."""
     if name == "memory":
         memories = [[memory_of(record) for record in side] for side in (baseline, candidate)]
         needed = [[float(each.needed_bytes) for each in side if each and each.needed_bytes] for side in memories]
@@ -57,19 +57,19 @@ def check(
             [record.prepared.cold_start.graph_breaks for record in side if record.prepared is not None]
             for side in (baseline, candidate)
         ]
-        counted = [[each for each in side if each is not None] for side in breaks]
-        return count_check("graph-breaks", *(max(side) if side else None for side in counted))
+        counted = [[count for count in side if count is not None] for side in breaks]
+        return _count_check(*(max(side) if side else None for side in counted))
     return _numerics_check(baseline, candidate)
 
 
-def count_check(name: CheckName, baseline: float | None, candidate: float | None) -> Check:
+def _count_check(baseline: float | None, candidate: float | None) -> Check:
     """Counts do not vary from process to process: any more is a change."""
     if baseline is None or candidate is None:
-        what = "the recipe does not compile" if name == "graph-breaks" else "nothing was counted"
-        return _check(name, baseline, candidate, None, failed=False, said=note("unknown", what))
+        said = note("unknown", "the recipe does not compile")
+        return _check("graph-breaks", baseline, candidate, None, failed=False, said=said)
     more = candidate - baseline
     text = "unchanged" if more == 0 else f"{abs(more):g} {'more' if more > 0 else 'fewer'}"
-    return _check(name, baseline, candidate, 0.0, failed=more > 0, said=note("counted", text))
+    return _check("graph-breaks", baseline, candidate, 0.0, failed=more > 0, said=note("counted", text))
 
 
 def _larger(name: CheckName, ours: Sequence[float], theirs: Sequence[float], threshold: float) -> Check:

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from redline.analyze.checks import Check
-from redline.analyze.compare import allowance, valid_step_s
+from redline.analyze.compare import valid_step_s
 from redline.analyze.history import sessions
 from redline.analyze.pairs import undisturbed
 from redline.analyze.statistics import PairedLog, autocorrelation_inflation, by_ranks, shift_between, student_t
@@ -40,10 +40,10 @@ Together they err in 5 % of all gates: a Gaussian walk of 48 steps crosses these
 """
 FEWEST_PROCESSES, MOST_PROCESSES = min(LOOKS), max(LOOKS)
 FEWEST_STORED = 3
-"""With fewer stored processes, what differs between processes is not known and is allowed for."""
+"""With fewer stored processes nobody knows what differs between processes. The same holds for sessions."""
 
 
-class Compared(Frozen, frozen=True, kw_only=True):
+class Judged(Frozen, frozen=True, kw_only=True):
     """`ratio` is time of the baseline over time now: below 1 it got slower."""
 
     verdict: GateVerdict
@@ -52,6 +52,8 @@ class Compared(Frozen, frozen=True, kw_only=True):
     high: float | None = None
     confidence: float | None = None
     """The interval from `low` to `high` has this confidence."""
+    disturbed: int = 0
+    """Pairs that count although other processes had the processors beside them."""
 
     @property
     def change(self) -> tuple[float | None, float | None, float | None]:
@@ -60,7 +62,7 @@ class Compared(Frozen, frozen=True, kw_only=True):
         return value, low, high
 
 
-class GateRow(Compared, frozen=True, kw_only=True):
+class GateRow(Judged, frozen=True, kw_only=True):
     """The gate says this of one benchmark."""
 
     name: str
@@ -71,9 +73,8 @@ class GateRow(Compared, frozen=True, kw_only=True):
     baseline_processes: int = 0
     candidate_processes: int = 0
     checks: tuple[Check, ...] = ()
-    reasons: tuple[Note, ...] = ()
-    """They say why there is no clear verdict, or what broke."""
     notes: tuple[Note, ...] = ()
+    """Why there is no clear verdict or what broke comes first."""
     record_ids: tuple[str, ...] = ()
 
     @property
@@ -85,18 +86,12 @@ class GateRow(Compared, frozen=True, kw_only=True):
         return self.verdict in ("inconclusive", "incomparable")
 
     def __str__(self) -> str:
-        failed = [f"{check.name} {check.said}" for check in self.checks if check.failed]
         change, low, high = self.change
-        if change is None:
-            return f"{self.verdict}: {'; '.join([*failed, *map(str, self.reasons)])}"
-        bounds = "" if low is None or high is None else f" ({low:+.1%} to {high:+.1%})"
-        return "; ".join([f"{self.verdict}: time {change:+.1%}{bounds}, threshold {self.threshold:.1%}", *failed])
-
-
-class Judged(Compared, frozen=True, kw_only=True):
-    ratio: float
-    disturbed: int = 0
-    """Pairs that count although other processes had the processors beside them."""
+        said = [] if change is None else [f"time {change:+.1%}", f"threshold {self.threshold:.1%}"]
+        if change is not None and low is not None and high is not None:
+            said[0] += f" ({low:+.1%} to {high:+.1%})"
+        checks = [f"{check.name} {check.said}" for check in self.checks if check.failed]
+        return f"{self.verdict}: {'; '.join([*said, *checks, *map(str, self.notes[: not said])])}"
 
 
 def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
@@ -108,57 +103,42 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
     if not logs:
         return None
     logs = undisturbed(logs, FEWEST_PROCESSES)
-    centres = [log.centre for log in logs]
-    if len(logs) < 2:
-        return Judged(verdict="inconclusive", ratio=math.exp(centres[0]), low=None, high=None)
-    confidence = confidence_after(len(logs))
+    centres, count = [log.centre for log in logs], len(logs)
+    if count < 2:
+        return Judged(verdict="inconclusive", ratio=math.exp(centres[0]))
+    confidence = confidence_after(count)
     averages = [(one + other) / 2 for one, other in combinations_with_replacement(centres, 2)]
-    count = len(logs)
-    low, middle, high = by_ranks(averages, count * (count + 1) * (2 * count + 1) / 24, confidence) or _by_student(
-        centres, confidence
-    )
+    by_rank = by_ranks(averages, count * (count + 1) * (2 * count + 1) / 24, confidence)
+    middle = fmean(centres)
+    half = student_t(count - 1, confidence) * stdev(centres) / math.sqrt(count)
+    low, middle, high = by_rank or (middle - half, middle, middle + half)
     error = math.sqrt(sum(log.error**2 for log in logs)) / count
     within = student_t(max(sum(log.rounds - 1 for log in logs), 1), confidence) * error
     doubt = fmean(log.doubt for log in logs)
     bounds = min(low, middle - within) - doubt, middle, max(high, middle + within) + doubt
-    return _judged(bounds, threshold, confidence, is_look=count in LOOKS, disturbed=sum(log.doubt > 0 for log in logs))
+    return _judged(bounds, threshold, count, disturbed=sum(log.doubt > 0 for log in logs))
 
 
 def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Judged | None:
-    """Judges against records that were measured at another time, each a process."""
-    sides = [
+    """Judges against records that were measured at another time, each a process. Returns None where they are too few."""
+    ours, theirs = (
         [math.log(seconds) for record in side if (seconds := valid_step_s(record))] for side in (baseline, candidate)
-    ]
-    ours, theirs = sides
-    if not all(sides):
+    )
+    if not theirs or len(ours) < FEWEST_STORED:
         return None
+    if len(theirs) < 2:
+        return Judged(verdict="inconclusive", ratio=math.exp(median(ours) - theirs[0]))
     confidence = confidence_after(len(theirs))
-    few = min(map(len, sides)) < FEWEST_STORED
-    if few:
-        middle, half = median(ours) - median(theirs), math.log1p(allowance(baseline[0]))
-        low, high = middle - half, middle + half
-    else:
-        low, middle, high = shift_between(ours, theirs, confidence)
-        # Records that follow each other say less than as many independent ones, and sessions differ as a whole.
-        wider = math.sqrt(max(autocorrelation_inflation(np.asarray(side)) for side in sides))
-        apart = _between_sessions(baseline, confidence)
-        low, high = (
-            middle - math.hypot(wider * (middle - low), apart),
-            middle + math.hypot(wider * (high - middle), apart),
-        )
-    found = _judged((low, middle, high), threshold, confidence, is_look=len(theirs) in LOOKS)
-    # An assumed spread is enough for a clear alarm, but not to call two things the same.
-    is_assumed = few and found.verdict == "same"
-    return Judged(verdict="inconclusive", ratio=found.ratio, low=found.low, high=found.high) if is_assumed else found
+    low, middle, high = shift_between(ours, theirs, confidence)
+    # Records that follow each other say less than as many independent ones, and sessions differ as a whole.
+    wider = math.sqrt(max(autocorrelation_inflation(np.asarray(side)) for side in (ours, theirs)))
+    apart = _between_sessions(baseline, confidence)
+    below, above = (math.hypot(wider * half, apart) for half in (middle - low, high - middle))
+    return _judged((middle - below, middle, middle + above), threshold, len(theirs))
 
 
 def confidence_after(processes: int) -> float:
     return LOOKS[max((look for look in LOOKS if look <= processes), default=FEWEST_PROCESSES)]
-
-
-def _by_student(values: Sequence[float], confidence: float) -> tuple[float, float, float]:
-    middle, half = fmean(values), student_t(len(values) - 1, confidence) * stdev(values) / math.sqrt(len(values))
-    return middle - half, middle, middle + half
 
 
 def _between_sessions(records: Sequence[RunRecord], confidence: float) -> float:
@@ -171,46 +151,34 @@ def _between_sessions(records: Sequence[RunRecord], confidence: float) -> float:
     return student_t(len(means) - 1, confidence) * math.sqrt(variance(means) * (1 + 1 / len(means)))
 
 
-def _judged(
-    logs: tuple[float, float, float], threshold: float, confidence: float, *, is_look: bool, disturbed: int = 0
-) -> Judged:
-    """Judges low, middle and high of the logarithm of a ratio: below 0 the candidate is slower."""
-    ratio = [math.exp(log) for log in logs]
+def _judged(logs: tuple[float, float, float], threshold: float, processes: int, disturbed: int = 0) -> Judged:
+    """Judges low, middle and high of the logarithm of a ratio: below 0 the candidate is slower.
+
+    The side of halfway on which the estimate lies says what may be claimed, and the interval must exclude the other.
+    """
+    (low, middle, high), band = logs, math.log1p(threshold)
+    verdict: GateVerdict = "inconclusive"
+    if processes not in LOOKS:
+        pass
+    elif abs(middle) < band / 2:
+        verdict = "same" if -band < low and high < band else "inconclusive"
+    else:
+        verdict = "slower" if high < 0 else "faster" if low > 0 else "inconclusive"
     return Judged(
-        verdict=verdict_at(logs, threshold) if is_look else "inconclusive",
-        ratio=ratio[1],
-        low=ratio[0],
-        high=ratio[2],
-        confidence=confidence,
+        verdict=verdict,
+        ratio=math.exp(middle),
+        low=math.exp(low),
+        high=math.exp(high),
+        confidence=confidence_after(processes),
         disturbed=disturbed,
     )
 
 
-def verdict_at(logs: tuple[float, float, float], threshold: float) -> GateVerdict:
-    """The side of halfway on which the estimate lies says what may be claimed, and the interval must exclude the other."""
-    (low, middle, high), band = logs, math.log1p(threshold)
-    if abs(middle) < band / 2:
-        return "same" if -band < low and high < band else "inconclusive"
-    return "slower" if high < 0 else "faster" if low > 0 else "inconclusive"
-
-
-def judged_at(found: Judged, threshold: float) -> GateVerdict:
-    """Returns the verdict by a smaller threshold: a change below half of a large one may be far above a small one."""
-    if found.verdict != "same" or found.low is None or found.high is None:
-        return found.verdict
-    again = verdict_at((math.log(found.low), math.log(found.ratio), math.log(found.high)), threshold)
-    return again if again in ("slower", "faster") else "same"
-
-
 def inputs_apart(baseline: RunRecord, candidate: RunRecord) -> Note | None:
     """Says why the steps of the two are not of one size. Returns None where they are, or where one of them never ran."""
-    if baseline.prepared is None or candidate.prepared is None:
-        return None
-    sides = [baseline.prepared.workload, candidate.prepared.workload]
-    shapes = [", ".join(side.input_shapes) for side in sides]
-    if not all(shapes):
-        shapes = [f"{side.items_per_step} {side.item}" for side in sides]
-    if shapes[0] == shapes[1]:
+    sides = [record.prepared.workload for record in (baseline, candidate) if record.prepared is not None]
+    shapes = [", ".join(side.input_shapes) or f"{side.items_per_step} {side.item}" for side in sides]
+    if len(set(shapes)) < 2:
         return None
     told = f"a step of the baseline is of {shapes[0]}, now of {shapes[1]}"
     return note("differs", f"{told}: their times do not compare; give both the same inputs", about="inputs")

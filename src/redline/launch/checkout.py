@@ -24,42 +24,29 @@ SETUP_TIMEOUT_S = 1800.0
 NOTHING = "it said nothing"
 PREFIX = "redline-checkout-"
 """The folder of a checkout is called this, followed by the process that made it."""
-DEPENDENCIES = (
-    "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock",
-    "environment.yml", "pixi.lock",
-)  # fmt: skip
-"""Files that say which packages a project needs."""
 
 
 class Setup(Frozen):
     """How the environment of another commit is made; with nothing given, it runs in this one."""
 
     setup: str = ""
-    """A shell command, run in the root of the checkout."""
+    """A shell command, run in the root of the checkout: it may install packages, or fetch submodules, which git leaves empty there."""
     python: str = ""
-    """The interpreter that it leaves, relative to the root of the checkout."""
-
-    def __post_init__(self) -> None:
-        if self.setup and not self.python:
-            raise UsageError(
-                "environment: setup makes an environment, and python must say where: python = '.venv/bin/python'"
-            )
+    """The interpreter to use, relative to the root of the checkout."""
 
 
 class Checkout(Frozen):
     """A commit that is there to be measured."""
 
-    ref: str
     commit: str
     folder: str
     """Where a worker stands: the counterpart of the folder that the command stands in."""
     python: str = ""
-    other_packages: tuple[str, ...] = ()
-    """Files of dependencies that differ, though both sides run in one environment."""
 
     def launch(self, launch: LaunchSpec) -> LaunchSpec:
-        """The same launch, of this commit."""
-        return msgspec.structs.replace(launch, folder=self.folder, python=self.python)
+        """The same launch, of this commit. Another environment needs a fresh interpreter."""
+        door = "spawn" if self.python and launch.door == "fork" else launch.door
+        return msgspec.structs.replace(launch, folder=self.folder, python=self.python, door=door)
 
 
 def resolve_commit(ref: str, folder: str | None = None) -> str:
@@ -107,19 +94,10 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
         added = _git(root, "-c", f"core.hooksPath={os.devnull}", "worktree", "add", "--detach", str(tree), commit)
         if added.returncode != 0:
             raise UsageError(f"git cannot check out {ref!r}: {last_line(added.stderr, NOTHING)}")
-        _fill_submodules(root, str(tree), ref)
         python = _prepared(tree, environment)
         folder = tree / os.path.relpath(os.path.realpath(here), os.path.realpath(root))
-        yield Checkout(
-            ref=ref,
-            commit=commit,
-            # A folder that this commit does not have yet: its root is the best there is.
-            folder=str(folder if folder.is_dir() else tree),
-            python=python,
-            other_packages=()
-            if environment.python
-            else tuple(name for name in DEPENDENCIES if _content(Path(root) / name) != _content(tree / name)),
-        )
+        # A folder that this commit does not have yet: its root is the best there is.
+        yield Checkout(commit=commit, folder=str(folder if folder.is_dir() else tree), python=python)
     finally:
         _git(root, "worktree", "remove", "--force", str(tree))
         shutil.rmtree(temporary, ignore_errors=True)
@@ -131,39 +109,9 @@ def _remove_left_behind(root: str) -> None:
     for line in _git(root, "worktree", "list", "--porcelain").stdout.splitlines():
         temporary = Path(line.removeprefix("worktree ")).parent
         pid = temporary.name.removeprefix(PREFIX).partition("-")[0]
-        if (
-            temporary.name.startswith(PREFIX)
-            and pid.isdecimal()
-            and temporary.is_dir()
-            and not psutil.pid_exists(int(pid))
-        ):
+        is_ours = temporary.name.startswith(PREFIX) and pid.isdecimal() and temporary.is_dir()
+        if is_ours and not psutil.pid_exists(int(pid)):
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _fill_submodules(root: str, tree: str, ref: str) -> None:
-    """Check out the submodules that this checkout has: git leaves them empty in a new worktree.
-
-    They come from this checkout's own copies, and from where those came from when a commit is missing there.
-    """
-    common = _git(root, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout.strip()
-    listed = _git(tree, "config", "-z", "--file", ".gitmodules", "--get-regexp", r"\.path$").stdout
-    entries = [entry.partition("\n")[::2] for entry in listed.split("\0") if entry]
-    for key, path in entries:
-        name = key.removeprefix("submodule.").removesuffix(".path")
-        copy = os.path.join(common, "modules", name)
-        if not os.path.isdir(copy):
-            continue  # not here either: the benchmark does without
-        nested = ("--recursive",) if os.path.isdir(os.path.join(copy, "modules")) else ()
-        update = ("submodule", "update", "--init", *nested, "--", path)
-        # git wants leave to clone from a folder, because a stranger's .gitmodules may name one; this one is our own.
-        here = ("-c", "protocol.file.allow=always", "-c", f"submodule.{name}.url={copy}")
-        filled = _git(tree, *here, *update)
-        if filled.returncode != 0:
-            filled = _git(tree, *update)
-        if filled.returncode != 0:
-            raise UsageError(
-                f"git cannot check out the submodule {path} of {ref!r}: {last_line(filled.stderr, NOTHING)}"
-            )
 
 
 def _prepared(tree: Path, environment: Setup) -> str:
@@ -183,13 +131,6 @@ def _prepared(tree: Path, environment: Setup) -> str:
     if not os.access(python, os.X_OK):
         raise UsageError(f"environment: no interpreter at {environment.python} in the checkout of the baseline")
     return str(python)
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
 
 
 def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -54,6 +54,14 @@ def require_range(name: str, value: int | None, low: int, high: int) -> None:
         raise SpecError(f"{name} must be {high} or less, got {shown_number(value)}")
 
 
+def require_between(name: str, value: float, low: float, high: float) -> None:
+    """Refuse what is no number between the two, or is one of them."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low < value < high:
+        got = shown_number(value) if is_number else repr(value)
+        raise SpecError(f"{name} must be above {low:g} and below {high:g}, got {got}")
+
+
 def require_seconds(name: str, value: float, *, zero_too: bool = False) -> None:
     if not (value >= 0 if zero_too else value > 0):
         raise SpecError(f"{name} must {'not be negative' if zero_too else 'be above 0'}, got {shown_number(value)}")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from redline.model.errors import SpecError
-from redline.model.fields import require_choice, require_range, require_seconds
+from redline.model.fields import require_between, require_choice, require_range, require_seconds
 
 WHAT, DATA, HOW, OUTPUT = "What is measured", "Data", "How it is measured", "Output"
 WHICH, WAY = "Which records", "How it is done"
@@ -88,6 +88,8 @@ class Declared:
             and (self.setting.least is not None or self.setting.most is not None)
         ):
             require_range(self.name, value, int(self.setting.least or 0), int(self.setting.most or 2**63 - 1))
+        elif self.kind is float and self.setting.most is not None:
+            require_between(self.name, value, self.setting.least or 0, self.setting.most)
         elif self.kind is float and self.setting.least is not None:
             require_seconds(self.name, value, zero_too=self.setting.least == 0)
 

@@ -166,12 +166,12 @@ def specs_from_table(table: Mapping[str, Any]) -> list[RunSpec]:
         shared["train"] = _train(train)
     specs = []
     for model in models:
-        workload = _convert({"model": model, **rest}, WorkloadSpec)
+        workload = convert_table({"model": model, **rest}, WorkloadSpec)
         if "optimizer" in rest and workload.task != "train":
             raise SpecError(f"optimizer {rest['optimizer']} is for training: give task train, or leave it out")
         for recipe in map(Recipe.parse, recipes):
             parts = {"workload": workload, "recipe": recipe, "measure": measure, "launch": launch}
-            specs.append(_convert({**parts, **shared}, RunSpec))
+            specs.append(convert_table({**parts, **shared}, RunSpec))
     return specs
 
 
@@ -218,8 +218,8 @@ def _refuse_unknown(table: Mapping[str, Any]) -> None:
 def _train(table: Any) -> TrainSpec:
     if not isinstance(table, Mapping) or not isinstance(table.get("data"), Mapping):
         raise SpecError(f"train must be a table with a table data in it, got {table!r}")
-    data = _convert(table["data"], DataSpec, "data: ")
-    train: TrainSpec = _convert({**table, "data": data}, TrainSpec, "train: ")
+    data = convert_table(table["data"], DataSpec, "data: ")
+    train: TrainSpec = convert_table({**table, "data": data}, TrainSpec, "train: ")
     return train
 
 
@@ -279,10 +279,13 @@ def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
 def _override(base: Any, changes: Any, name: str) -> Any:
     if not isinstance(changes, Mapping):
         raise SpecError(f"{name} must be a table, got {changes!r}")
-    return _convert({**msgspec.to_builtins(base), **changes}, type(base), f"{name}: ")
+    return convert_table({**msgspec.to_builtins(base), **changes}, type(base), f"{name}: ")
 
 
-def _convert(table: Mapping[str, Any], kind: Any, where: str = "") -> Any:
+def convert_table(table: Any, kind: Any, where: str = "") -> Any:
+    """Returns the settings of a table; a mistake in it is one line that begins with `where`."""
+    if not isinstance(table, Mapping):
+        raise SpecError(f"{where}must be a table, got {table!r}")
     for name, choices in _choices_of(kind).items():
         if isinstance(value := table.get(name), str):
             require_choice(name, value, choices)

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from redline.analyze.compare import why_broken
 from redline.analyze.gate import FEWEST_PROCESSES, MOST_PROCESSES, Judged, inputs_apart, judge, judge_stored
 from redline.analyze.pairs import logs_of, racer_names
 from redline.launch.door import Door
-from redline.model.note import Note
+from redline.model.note import Note, note
 from redline.model.record import RunRecord
 from redline.model.spec import RunSpec
 from redline.search.decide import Race
 from redline.search.observer import Journal, Observer
-
-HURRIED_S = 15.0
-"""For one replicate: with less, a GPU's first processes are prepared side by side, which takes a fraction of the time."""
 
 Clock = Callable[[], float]
 
@@ -39,7 +37,7 @@ class GateRun:
         seed: int = 0,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.threshold = threshold
+        self._threshold = threshold
         self._budget_s = budget_s
         self._clock = clock
         self._observer = observer
@@ -48,13 +46,8 @@ class GateRun:
         self.candidate: list[RunRecord] = []
         self.judged: Judged | None = None
         self.unlike: Note | None = None
-        """Why the two sides do not compare."""
+        """It says why the two sides do not compare."""
         self.out_of_time = False
-
-    @property
-    def in_turns(self) -> bool:
-        """The two sides did not fit in memory together and were measured one after the other."""
-        return self._race.in_turns
 
     @property
     def broken(self) -> RunRecord | None:
@@ -62,56 +55,61 @@ class GateRun:
         return next((record for record in (*self.baseline, *self.candidate) if record.failure is not None), None)
 
     def interleaved(self, baseline: RunSpec, candidate: RunSpec) -> None:
-        """Both sides in turns. A GPU's processes are prepared side by side where the time is short."""
-        first, other = racer_names([baseline, candidate])
-        specs = [baseline, candidate]
-        is_hurried = candidate.device != "cpu" and self._budget_s < HURRIED_S * FEWEST_PROCESSES
+        first, other = names = racer_names([baseline, candidate])
 
-        def measure(count: int) -> None:
-            if count > 1:
-                replicates = self._race.run_replicates_at_once([specs] * count)
-            else:
-                replicates = [self._race.run_replicate(specs)]
-            for ours, theirs in replicates:
-                self.baseline.append(ours)
-                self.candidate.append(theirs)
+        def measure() -> bool:
+            ours, theirs = self._race.run_replicate([baseline, candidate])
+            self.baseline.append(ours)
+            self.candidate.append(theirs)
             self.unlike = inputs_apart(self.baseline[0], self.candidate[0])
             if self.unlike is None:
-                self.judged = judge(logs_of(self._race.replicates, first, other), self.threshold)
+                self.judged = judge(logs_of(self._race.replicates, first, other), self._threshold)
+            return self.judged is not None
 
-        self._until_decided([first, other], measure, FEWEST_PROCESSES, at_once=is_hurried)
+        self._until_decided(names, measure)
 
     def against(self, comparable: Callable[[RunRecord], list[RunRecord]], candidate: RunSpec) -> None:
         """Against stored records: those that are comparable with the first process of the candidate."""
 
-        def measure(_: int) -> None:
+        def measure() -> bool:
             self.candidate += self.one_process(candidate)
             if len(self.candidate) == 1 and self.broken is None:
                 self.baseline = comparable(self.candidate[0])
-            self.judged = judge_stored(self.baseline, self.candidate, self.threshold)
+            self.judged = judge_stored(self.baseline, self.candidate, self._threshold)
+            return self.judged is not None
 
-        self._until_decided(racer_names([candidate]), measure, FEWEST_PROCESSES)
+        self._until_decided(racer_names([candidate]), measure)
 
     def one_process(self, spec: RunSpec) -> list[RunRecord]:
         """Returns the record of a fresh process, by itself."""
         return self._race.run_replicate([spec])
 
-    def _until_decided(
-        self, names: list[str], measure: Callable[[int], None], fewest: int, *, at_once: bool = False
-    ) -> None:
+    def _until_decided(self, names: list[str], measure: Callable[[], bool]) -> None:
         """Never fewer replicates than a verdict needs; after that, none that would not end in time."""
-        started, longest_s, number = self._clock(), 0.0, 0
-        while number < MOST_PROCESSES:
+        started, longest_s = self._clock(), 0.0
+        for number in range(MOST_PROCESSES):
             begun = self._clock()
-            if number >= fewest and begun - started + longest_s > self._budget_s:
-                self.out_of_time = True
+            self.out_of_time = number >= FEWEST_PROCESSES and begun - started + longest_s > self._budget_s
+            if self.out_of_time:
                 return
-            count = fewest if at_once and number == 0 else 1
-            self._observer.replicate(number + 1, fewest, names)
-            measure(count)
-            number += count
-            longest_s = max(longest_s, (self._clock() - begun) / count)
-            if self.broken is not None or self.judged is None:
+            self._observer.replicate(number + 1, FEWEST_PROCESSES, names)
+            goes_on = measure()
+            longest_s = max(longest_s, self._clock() - begun)
+            if not goes_on or self.broken is not None or (self.judged and self.judged.verdict != "inconclusive"):
                 return
-            if self.judged.verdict != "inconclusive":
-                return
+
+    def notes(self) -> Iterator[Note]:
+        """Says why there is no clear verdict, or what to know of the one there is."""
+        processes, judged = f"{len(self.candidate)} processes", self.judged
+        if self.broken is not None:
+            yield why_broken(self.broken)
+        elif self.unlike is not None:
+            yield self.unlike
+        elif judged is not None and judged.verdict == "inconclusive" and self.out_of_time:
+            yield note("budget", f"{processes} did not decide it within its share of the time: a larger --budget may")
+        elif judged is not None and judged.verdict == "inconclusive":
+            yield note("spread", f"{processes} differ too much among themselves")
+        if judged is not None and judged.disturbed:
+            pairs = f"{judged.disturbed} of {len(self.candidate)} pairs"
+            text = f"other processes had the processors during {pairs}: the interval has room for what they took"
+            yield note("shared-cpu", text)

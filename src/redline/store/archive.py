@@ -182,8 +182,8 @@ def read_exported(path: Path) -> list[RunRecord]:
     document = read_json(path)
     if not has_raw_records(document):
         raise UsageError(
-            f"{path} holds no records, and what --json prints is not read back: 'redline history export --format archive "
-            "-o FILE' writes records"
+            f"{path} holds no records, and what --json prints is not read back: --save FILE.redline writes the records "
+            "beside the answer, 'redline history export --format archive -o FILE' those of the history"
         )
     return [_record(plain, path) for plain in document["records"]]
 

@@ -71,7 +71,7 @@ def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchma
         **settings: Any,
     ) -> GateRow:
         from redline.model.errors import RedlineError
-        from redline.verbs.gate_bench import against_history
+        from redline.verbs.gate import against_history
 
         nonlocal measured
         measured += 1
@@ -92,7 +92,7 @@ def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchma
             pytest.fail(f"redline: {error}", pytrace=False)
         said = f"{told}: {row}"
         request.node.add_report_section("call", "redline", said)
-        undecided = row.undecided and not any(reason.code == "no-baseline" for reason in row.reasons)
+        undecided = row.undecided and not any(known.code == "no-baseline" for known in row.notes)
         if accept and row.verdict != "failed":
             return row
         if row.failed or (undecided and config.getoption("--redline-undecided") == "fail"):
