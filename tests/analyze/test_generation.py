@@ -146,7 +146,7 @@ DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "pr
             {"tpot_s": 0.010},
             "bf16+static-cache+sdpa:math+compile:pdl+graphs",
             "decode-slow-kernels",
-            "-r bf16+static-cache+compile:pdl+graphs+decode-kernels",
+            "-r bf16+static-cache+sdpa:math+compile:pdl+graphs+decode-kernels",
         ),
         (
             {"tpot_s": 0.010},

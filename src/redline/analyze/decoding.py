@@ -105,7 +105,7 @@ def _without_python(facts: TraceFacts, removal: Removal) -> Advice:
 
 FEW_SEQUENCES = 4
 """The switch decode-kernels is for batches up to this."""
-_OTHER_PRODUCTS = ("int4", "int8", "fp8", "amp", "amp-bf16")
+_OTHER_PRODUCTS = ("int8", "fp8", "amp", "amp-bf16")
 
 
 def _faster_kernels(facts: TraceFacts, removal: Removal) -> Advice:
@@ -124,8 +124,7 @@ def _faster_kernels(facts: TraceFacts, removal: Removal) -> Advice:
     taken = {switch.name for switch in recipe_of(profile)} & {"decode-kernels", *_OTHER_PRODUCTS}
     if profile.has_device and batch is not None and batch <= FEW_SEQUENCES and not taken:
         why = "kernels for products of a few rows, which begin to read before the kernel in front has ended"
-        backends = [str(switch) for switch in recipe_of(profile) if switch.name == "sdpa"]
-        return try_recipe(with_switch(profile, "decode-kernels", without=backends), why)
+        return try_recipe(with_switch(profile, "decode-kernels"), why)
     return Advice("a larger batch: it takes the same kernels for more sequences")
 
 

@@ -32,12 +32,12 @@ class _ForDecoders(RecipeSwitch):
     stage = FLAGS
     tasks = ("generate",)
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         if isinstance(model, WholeGenerator):
             return "this model generates as a whole: give it forward(tokens, cache) for more"
-        return self.unsuited(model) if isinstance(model, Decoder) else None
+        return self.unsuited_to(model) if isinstance(model, Decoder) else None
 
-    def unsuited(self, model: Decoder) -> str | None:
+    def unsuited_to(self, model: Decoder) -> str | None:
         """Why it would change nothing about this model, or None."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class StaticCache(_ForDecoders):
         length = self.switch.options.get("length")
         return None if length is None else int(length)
 
-    def unsuited(self, model: Decoder) -> str | None:
+    def unsuited_to(self, model: Decoder) -> str | None:
         own = "this model makes its own cache; give it make_cache(batch, length) for one made beforehand"
         return None if model.can_be_static else own
 
@@ -79,50 +79,37 @@ class StaticCache(_ForDecoders):
 class DecodeKernels(_ForDecoders):
     name = "decode-kernels"
     summary = (
-        "Triton kernels for a decode step of up to 4 sequences: linear layers that read the same tensor as one product, "
-        "which begins to read before the kernel in front has ended, and attention of one query"
+        "a Triton kernel for a decode step of up to 4 sequences: linear layers that read the same tensor as one product, "
+        "which begins to read before the kernel in front has ended"
     )
     stage = ATTENTION
-    family = "attention"
-    arguments = ("linear", "attention")
     # Each of these computes the same layers in a way of its own.
-    excludes = frozenset({"sdpa", "amp", "amp-bf16", "int8", "int4", "fp8"})
+    excludes = frozenset({"amp", "amp-bf16", "int8", "fp8"})
     needs = (NEEDS_STATIC_CACHE,)
-    needs_gpu = "its kernels are Triton's, and a CPU runs none"
+    needs_gpu = "its kernel is Triton's, and a CPU runs none"
 
-    def refusal(self, device: Device) -> str | None:
-        return super().refusal(device) or (None if find_spec("triton") else "its kernels need Triton")
+    def refused_by(self, device: Device) -> str | None:
+        return None if find_spec("triton") else "its kernel needs Triton"
 
-    def unsuited(self, model: Decoder) -> str | None:
+    def unsuited_to(self, model: Decoder) -> str | None:
         if model.prompt.shape[0] > MOST_SEQUENCES:
             return f"its products are for up to {MOST_SEQUENCES} sequences; for more, tensor cores are as fast"
         linear = {module.weight for module in model.modules() if type(module) is torch.nn.Linear}
         whole = sum(weight.numel() for weight in model.parameters())
         share = sum(weight.numel() for weight in linear) / max(whole, 1)
-        if self.argument != "attention" and share < SMALLEST_SHARE:
+        if share < SMALLEST_SHARE:
             return f"it reads linear layers, and those hold {share:.0%} of the weights"
         return None
 
     def apply(self, setup: Setup) -> None:
         from redline.bench.recipe import kernels
 
-        decoder, notes = setup.workload.model, []
+        decoder = setup.workload.model
         assert isinstance(decoder, Decoder)
         with torch.no_grad():
             decoder.begin()
-            if self.argument != "attention":
-                products = kernels.use_row_products(decoder, lambda: decoder(*setup.args))
-                notes.append(f"{sum(products)} linear layers in {len(products)} products")
-            if self.argument != "linear":
-                attention = kernels.WithOneQueryAttention(decoder)
-                attention(*setup.args)
-                notes.append(f"{attention.mode.count} attentions of one query")
-                if attention.mode.count:
-                    setup.model = attention
-                elif self.argument == "attention":
-                    why = "decode-kernels: no attention of this model's decode step is one they can do"
-                    raise BenchError("unsupported", why)
-        setup.notes[self.name] = ", ".join(notes)
+            products = kernels.use_row_products(decoder, lambda: decoder(*setup.args))
+        setup.notes[self.name] = f"{sum(products)} linear layers in {len(products)} products"
         setup.shortens_launches = True
 
     def write(self, code: RecipeCode) -> None:
@@ -132,8 +119,4 @@ class DecodeKernels(_ForDecoders):
         source = inspect.getsource(kernels)
         code.bring_in(*imports_of(kernels))
         code.helpers.append(source[source.index("MOST_ROWS =") :].rstrip())
-        if self.argument != "linear":
-            code.model_lines.append("model = WithOneQueryAttention(model)")
-        if self.argument != "attention":
-            code.decode_lines.append("begin(prompt.to(device))")
-            code.decode_lines.append("use_row_products(model, lambda: forward(token, position))")
+        code.decode_lines += ["begin(prompt.to(device))", "use_row_products(model, lambda: forward(token, position))"]
