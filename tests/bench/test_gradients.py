@@ -18,7 +18,6 @@ EXACT, ROUNDED = 1e-5, 2e-2
 CASES = {
     "even": EXACT,
     "uneven": EXACT,
-    "options": EXACT,
     "compiled": EXACT,
     "compiled-amp": ROUNDED,
     "sharded-compiled": EXACT,

@@ -24,7 +24,6 @@ MODEL = f"{Path(__file__).with_name('ranks.py')}:sound"
 CASES = {
     "even": ("baseline", 8),
     "uneven": ("baseline", 9),
-    "options": ("gradient-as-bucket-view+static-graph+bucket-size:mb=1", 9),
     "compiled": ("compile", 9),
     "compiled-amp": ("amp-bf16+compile:backend=aot_eager", 8),
     "sharded-compiled": ("fsdp+compile:backend=aot_eager", 9),

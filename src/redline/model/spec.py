@@ -60,6 +60,13 @@ REMOVED_SWITCHES = {
     "prefill-chunk": "leave it out, as it made no prompt faster",
     "pool-gradients": "leave it out; it brought 2 to 4 %, and only where a training step has max pooling",
     "graphs:parts": "use compile:reduce-overhead, which records what lies between the reads",
+    "int4": "use int8:weight-only or fp8:weight-only",
+    "decode-kernels:linear": "use decode-kernels, which is just that",
+    "decode-kernels:attention": "use one of sdpa:flash, sdpa:efficient and sdpa:cudnn",
+    **dict.fromkeys(
+        ("gradient-as-bucket-view", "static-graph", "bucket-size"),
+        "leave it out, as no step was ever measured to gain by it",
+    ),
     "expandable-segments": "set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment",
 }
 """Switches that recipes of older records name, and what to use instead. `docs/results/switches.md` says why they went."""

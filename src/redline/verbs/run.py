@@ -155,8 +155,8 @@ def run(
 
     Switches: tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value], compile:regional, compile:combine,
     compile:freeze, fused-linear, patch-products, torchscript, graphs, cudnn-benchmark, fold-bn, sdpa:BACKEND, fused-optimizer,
-    overlap-gradients, checkpointing, keep-memory, int4, int8, fp8, onnx, tensorrt; with --ranks gradient-as-bucket-view, static-graph,
-    bucket-size:mb=N, fsdp; in generation static-cache, decode-kernels. docs/recipes.md says what each does and needs.
+    overlap-gradients, checkpointing, keep-memory, int8, fp8, onnx, tensorrt; with --ranks fsdp;
+    in generation static-cache, decode-kernels. docs/recipes.md says what each does and needs.
     """
     how = split(Keeping, settings)
     require_cluster(ray, address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -337,18 +336,6 @@ def test_a_deformable_convolution_counts_as_much_as_a_plain_one() -> None:
     plain = 2 * (2 * 8 * 144) * (4 * 9)
     assert work.uncounted == ()
     assert [one.flops for one in work.operators if "deform" in one.name] == [plain, 2 * plain]
-
-
-def test_a_path_that_python_draws_is_said_to_be_one_of_several() -> None:
-    class Deep(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(random.randint(1, 4)):
-                x = super().forward(x)
-            return x
-
-    work = count(Deep(8, 8), torch.randn(2, 8))
-    assert [each.code for each in work.notes] == ["counted-one-draw"]
-    assert not count(nn.Linear(8, 8), torch.randn(2, 8)).notes
 
 
 class Keeps(nn.Module):

@@ -241,13 +241,6 @@ def test_where_a_plain_step_does_not_fit_switches_are_offered_without_facts(monk
     assert "channels-last" in {choice.switch for choice in told.choices if choice.refusal is None}
 
 
-@pytest.mark.parametrize(("sparse", "told"), [(True, ("bag.weight",)), (False, ())])
-def test_sparse_gradients_are_told_by_name(sparse: bool, told: tuple[str, ...]) -> None:
-    bag = nn.EmbeddingBag(20, 8, sparse=sparse)
-    model = Model(lambda own, words: own.head(own.bag(words)), bag=bag, head=nn.Linear(8, 4))
-    assert facts(model, torch.randint(20, (4, 3)), task="train").sparse_gradients == told
-
-
 def choices(model: nn.Module, seen: Facts | None, device: CpuDevice | None = None) -> dict[str, SwitchChoice]:
     told = switch_choices(model, device or CpuDevice(), "infer", seen)
     return {choice.switch: choice for choice in told}
@@ -269,22 +262,6 @@ def test_what_python_reads_keeps_a_model_from_being_traced() -> None:
     told = choices(plain, facts(plain, x))
     assert told["torchscript"].refusal is None
     assert not told["onnx"].is_doubtful
-
-
-def test_outputs_of_a_class_that_no_exporter_knows_are_told() -> None:
-    class Out:
-        def __init__(self, logits: Tensor) -> None:
-            self.logits = logits
-
-    x, wraps = torch.randn(4, 8), Model(lambda own, x: {"out": Out(own.inner(x))}, inner=nn.Linear(8, 8))
-    found = facts(wraps, x)
-    assert found.strange_outputs == ("Out",)
-    told = choices(wraps, found)
-    assert "the model returns Out" in str(told["onnx"].refusal)
-    assert "the model returns Out" in str(told["torchscript"].refusal)
-    assert told["compile"].refusal is None
-    plain = Model(lambda own, x: {"logits": own.inner(x), "more": [own.inner(x), 3, None]}, inner=nn.Linear(8, 8))
-    assert facts(plain, x).strange_outputs == ()
 
 
 class Quick(CpuDevice):

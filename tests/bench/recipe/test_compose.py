@@ -35,7 +35,7 @@ from redline.search.tune.space import space_for
 
 # Other tests plant faults as switches of their own. These are for one process and no tokens.
 HOUSE = [name for name in SWITCHES.names() if not name.startswith("fault-")]
-FOR_INFERENCE = [name for name in HOUSE if "infer" in SWITCHES.get(name).tasks and name not in ("fsdp", "bucket-size")]
+FOR_INFERENCE = [name for name in HOUSE if "infer" in SWITCHES.get(name).tasks and name != "fsdp"]
 
 
 class Cpu(CpuDevice):
@@ -58,7 +58,7 @@ def names(text: str, task: Task = "infer") -> list[str]:
 
 def spelled(name: str) -> str:
     """A switch as one writes it: `sdpa` means nothing without a backend."""
-    needed = {"sdpa": ":math", "bucket-size": ":mb=50"}
+    needed = {"sdpa": ":math"}
     return name + needed.get(name, "")
 
 
@@ -122,7 +122,7 @@ def test_two_switches_exclude_each_other_whichever_is_written_first() -> None:
     for one_of in (
         ("amp", "amp-bf16", "bf16", "fp16"),
         ("compile", "onnx", "tensorrt", "torchscript"),
-        ("fp8", "int4", "int8"),
+        ("fp8", "int8"),
     ):
         assert set(combinations(one_of, 2)) <= excluded
 

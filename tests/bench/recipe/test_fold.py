@@ -84,8 +84,6 @@ LAYERS = {
     "1d": (nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), (2, 4, 8)),
     "3d": (nn.Conv3d(4, 6, 3), nn.BatchNorm3d(6), (2, 4, 5, 6, 7)),
     "transposed": (nn.ConvTranspose2d(4, 6, 3, stride=2), nn.BatchNorm2d(6), (2, 4, 8, 8)),
-    "linear": (nn.Linear(4, 6), nn.BatchNorm1d(6), (5, 4)),
-    "linear, no bias, not affine": (nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6, affine=False), (5, 4)),
 }  # fmt: skip
 
 
@@ -111,15 +109,6 @@ def test_what_would_not_stay_the_same_function_is_left_alone(kind: Callable[[], 
     assert caught.value.kind == "unsupported"
 
 
-def test_a_linear_layer_over_a_sequence_is_left_alone() -> None:
-    """BatchNorm1d scales the axis in the middle there, and only a look at the tensors tells."""
-    model = seasoned(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)))
-    with pytest.raises(BenchError, match="BatchNorm here scales another axis"):
-        applied("fold-bn", model, torch.randn(2, 6, 4))
-    assert isinstance(model[1], nn.BatchNorm1d)
-    assert not model[0]._forward_hooks
-
-
 def test_only_what_can_be_folded_is() -> None:
     model = seasoned(nn.Sequential(Block(), Block(uses_output_twice), Block()))
     x = torch.randn(2, 4, 8, 8)
@@ -134,7 +123,7 @@ def decides(own: Any, x: Tensor) -> Tensor:
 
 
 def test_a_model_that_cannot_be_traced_is_refused_with_the_place() -> None:
-    place = r"torch.fx cannot trace the model: TraceError: .* \(in decides, test_fold.py:\d+\)"
+    place = r"torch.fx cannot trace the model: TraceError: .* \(\S*test_fold.py:\d+ in decides\)"
     with pytest.raises(BenchError, match=place):
         applied("fold-bn", Block(decides), torch.randn(2, 4, 8, 8))
 

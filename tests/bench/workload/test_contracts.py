@@ -352,7 +352,7 @@ def test_its_work_is_counted_in_one_real_call() -> None:
 @pytest.mark.parametrize(
     ("model", "task", "recipe", "says"),
     [
-        (f"{MODELS / 'steps.py'}:step", "infer", "fp16", "switch fp16 is for infer, train and generate, not for step"),
+        (f"{MODELS / 'steps.py'}:step", "infer", "fp16", "switch fp16 is for infer, train, generate, not for step"),
         ("resnet18", "step", "baseline", "task step is for a function of yours"),
     ],
 )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from redline.bench.count.counter import Share, Tf32, WorkCounter, watching
+from redline.bench.count.counter import Row, Tf32, WorkCounter, watching
 from redline.bench.count.operators import SPARSE, distinct, region_of, tensor_bytes
 from redline.bench.device import open_device
 from redline.bench.device.cpu import CpuDevice
@@ -37,16 +35,12 @@ from redline.model.note import note
 from redline.model.protocol import CountAnswer
 from redline.model.spec import OptimizerName, RunSpec
 from redline.model.units import format_count
-from redline.model.work import ModuleWork, OperatorWork, Uncounted, WorkCount
+from redline.model.work import PRODUCTS, ModuleWork, OperatorWork, Uncounted, WorkCount
 
 STATE_COPIES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
 """The number of tensors as large as the weights that an optimizer keeps: momentum; first and second moment."""
 OPTIMIZER_FLOPS: dict[OptimizerName, int] = {"sgd": 4, "adam": 12, "adamw": 14}
 """FLOPs per weight."""
-ONE_DRAW = note(
-    "counted-one-draw",
-    "counted for one draw: the model asks the random generator of Python or NumPy, so another step may do other work",
-)
 NO_TF32 = Tf32()
 CHANGES = (
     "each call does other work, because the model changes what it keeps, so times depend on how many calls there were; "
@@ -81,8 +75,7 @@ def answer_count(spec: RunSpec) -> CountAnswer:
         setup = set_up(spec, open_device(spec.device))
         assert setup.workload.step is not None
         try:
-            work = count_step(setup, spec.workload.optimizer)
-            return CountAnswer(work=work, workload=setup.workload.info())
+            return CountAnswer(work=count_step(setup, spec.workload.optimizer), workload=setup.workload.info())
         finally:
             setup.workload.step.close()
     # Most code builds on the meta device, some only under a fake mode, and some reads a value and needs the real thing.
@@ -108,13 +101,14 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
             switch.apply(setup)
     is_tf32 = any(switch.number_format == "tf32" for switch in switches)
     task = _task_of(setup, spec.workload.optimizer, Tf32(is_tf32, is_tf32))
-    if task.loss is not None:
-        return CountAnswer(work=count_work(task), workload=workload.info())
     try:
         work = count_work(task)
     except RuntimeError:
+        if task.loss is not None:
+            raise
         work = count_work(replace(task, differentiates=True))  # what is really wrong shows again
-    work = _with_backward(work, replace(task, inputs=(setup.args, setup.kwargs), loss=workload.loss))
+    if task.loss is None:
+        work = _with_backward(work, replace(task, inputs=(setup.args, setup.kwargs), loss=workload.loss))
     return CountAnswer(work=work, workload=workload.info())
 
 
@@ -127,14 +121,15 @@ def _with_backward(work: WorkCount, task: Task) -> WorkCount:
             raise  # an operator of the loss wants values: the real build has them
         why = note("backward-not-counted", f"backward not counted: {because(error)}")
         return msgspec.structs.replace(work, notes=(*work.notes, why))
-    backward = {
-        module.path: {"backward_flops": module.backward_flops, "backward_bytes": module.backward_bytes}
-        for module in both.modules
-    }
+    rows = {module.path: module for module in both.modules}
     return msgspec.structs.replace(
         work,
         operators=work.operators + tuple(one for one in both.operators if one.phase == "backward"),
-        modules=tuple(msgspec.structs.replace(row, **backward.get(row.path, {})) for row in work.modules),
+        modules=tuple(
+            msgspec.structs.replace(row, backward_flops=other.backward_flops, backward_bytes=other.backward_bytes)
+            for row in work.modules
+            for other in [rows.get(row.path, row)]
+        ),
         seconds=work.seconds + both.seconds,
     )
 
@@ -204,10 +199,10 @@ def refuse_no_values(model: nn.Module) -> None:
 
 def count_work(task: Task) -> WorkCount:
     """Raises whatever the model raises in a real step, if a step without memory was not possible."""
-    started, draws = time.perf_counter(), _generators()
+    started = time.perf_counter()
     with plainly():
         if task.is_whole_step:
-            work = _labelled(_count(task, task.model, task.inputs), "a function is counted as it runs")
+            work = _for_real(task, "a function is counted as it runs")
         else:
             try:
                 work = _without_memory(task)
@@ -215,10 +210,8 @@ def count_work(task: Task) -> WorkCount:
                 if has_no_values(task.model):
                     raise
                 work = _for_real(task, because(error))
-            if task.optimizer is not None:
-                work = _with_optimizer(work, task, task.optimizer)
-            if _generators() != draws:
-                work = msgspec.structs.replace(work, notes=(*work.notes, ONE_DRAW))
+        if task.optimizer is not None:
+            work = _with_optimizer(work, task, task.optimizer)
     return msgspec.structs.replace(work, seconds=time.perf_counter() - started)
 
 
@@ -233,12 +226,6 @@ def plainly() -> Iterator[None]:
         yield
 
 
-def _generators() -> tuple[Any, ...]:
-    """Returns the state of the generators whose numbers choose between paths without any tensor showing it."""
-    _, keys, position, *_ = np.random.get_state(legacy=True)
-    return random.getstate(), np.asarray(keys).tobytes(), position
-
-
 def because(error: Exception) -> str:
     """Returns why a step on tensors without values was not possible, with the operator if it is known."""
     operator = getattr(error, "func", None)
@@ -248,66 +235,43 @@ def because(error: Exception) -> str:
     return (said if isinstance(error, BenchError) else f"{type(error).__name__}: {said}")[:200]
 
 
-def _labelled(work: WorkCount, why: str) -> WorkCount:
-    return msgspec.structs.replace(work, for_these_inputs=why)
-
-
 def _without_memory(task: Task) -> WorkCount:
-    held = [*_tensors_of(task.model), *(tensor for _, tensor in named_tensors(task.inputs))]
+    """Counts a copy of the model, to which happens whatever the module does to itself while it runs."""
+    given = (task.inputs, task.loss.targets if isinstance(task.loss, TrainingLoss) else None)
+    held = [*_tensors_of(task.model), *(tensor for _, tensor in named_tensors(given))]
+    for tensor in held:
+        if tensor.layout in SPARSE:
+            raise BenchError("unsupported", "how many entries a sparse tensor has is lost in a copy without memory")
+        if tensor.is_nested:
+            raise BenchError("unsupported", "how long the rows of a ragged tensor are is lost in a copy without memory")
     fake = next((tensor for tensor in held if isinstance(tensor, FakeTensor)), None)
     # The mode that a model was built under, else a new one. Tensors that hide in places unknown may enter as they are.
     mode = fake.fake_mode if fake is not None else FakeTensorMode(allow_non_fake_inputs=True)
-    model, inputs = _fake_twin(task.model, mode), _fake_inputs(task.inputs, mode)
-    targets = task.loss.targets if isinstance(task.loss, TrainingLoss) else None
-    if task.loss is None or targets is None:
+    model, memo = task.model, dict[int, Any]()
+    for tensor in held:  # one tensor may be given twice, and is read once
+        memo.setdefault(id(tensor), _fake(tensor, mode))
+    inputs, targets = map_tensors(given, lambda _, tensor: memo[id(tensor)])
+    if not any(isinstance(tensor, FakeTensor) for tensor in _tensors_of(model)):  # else it was built for counting alone
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
+        # Tensors that the copy shares with the original must live as long as the memo does.
+        model = copy.deepcopy(model, {**memo, id(memo): held})
+    if targets is None:
         with mode:
             return _count_settled(task, model, inputs)
-    task.loss.targets = _fake_inputs(targets, mode)
+    assert isinstance(task.loss, TrainingLoss)
+    own, task.loss.targets = task.loss.targets, targets
     try:
         with mode:
             return _count_settled(task, model, inputs)
     finally:
-        task.loss.targets = targets
+        task.loss.targets = own
 
 
 def _tensors_of(model: nn.Module) -> list[Tensor]:
     """Returns parameters, buffers, and attributes that are neither: weights that a norm recomputes, masks, tables."""
     attributes = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return [*model.parameters(), *model.buffers(), *attributes]
-
-
-def _fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
-    _refuse_what_loses_its_size(tensor for _, tensor in named_tensors(inputs))
-    made: dict[int, Tensor] = {}  # one tensor may be given twice, and is read once
-
-    def fake(_: str, tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = _fake(tensor, mode)
-        return made[id(tensor)]
-
-    return map_tensors(inputs, fake)
-
-
-def _fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Returns a copy, to which happens whatever the module does to itself while it runs."""
-    tensors = _tensors_of(model)
-    _refuse_what_loses_its_size(tensors)
-    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-        return model  # built without memory, for counting alone
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
-    memo: dict[int, Any] = {id(tensor): _fake(tensor, mode) for tensor in tensors}
-    # Tensors that the copy shares with the original must live as long as the memo does.
-    memo[id(memo)] = tensors
-    return copy.deepcopy(model, memo)
-
-
-def _refuse_what_loses_its_size(tensors: Iterable[Tensor]) -> None:
-    for tensor in tensors:
-        if tensor.layout in SPARSE:
-            raise BenchError("unsupported", "how many entries a sparse tensor has is lost in a copy without memory")
-        if tensor.is_nested:
-            raise BenchError("unsupported", "how long the rows of a ragged tensor are is lost in a copy without memory")
 
 
 def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -324,11 +288,13 @@ def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def _for_real(task: Task, why: str) -> WorkCount:
-    gradients = [(parameter, parameter.grad) for parameter in task.model.parameters()]
+    """Counts one real step, and says why."""
+    count = _count if task.is_whole_step else _count_settled
+    gradients = [(parameter, parameter.grad) for parameter in task.model.parameters() if not task.is_whole_step]
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        return _labelled(_count_settled(task, task.model, task.inputs), why)
+        return msgspec.structs.replace(count(task, task.model, task.inputs), for_these_inputs=why)
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
@@ -384,15 +350,18 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
         if loss is not None:
             counter.phase = "backward"
             loss.backward()
+    totals: Counter[Row] = Counter()
+    for row, calls in counter.rows.items():
+        totals[row._replace(path="")] += calls
     operators = [
-        OperatorWork(name=name, kind=kind, number_format=form, phase=phase, calls=calls, flops=flops, bytes=moved)
-        for (name, kind, form, phase, flops, moved), calls in counter.rows.items()
+        OperatorWork(calls=calls, **{name: value for name, value in row._asdict().items() if name != "path"})
+        for row, calls in totals.items()
     ]
     operators.sort(key=lambda one: (one.phase != "forward", -one.flops * one.calls, -one.bytes * one.calls, one.name))
     made = [tensor for _, tensor in named_tensors(output) if not counter.touched.owns(region_of(tensor))]
     return WorkCount(
         params=parameter_count(model),
-        compulsory_bytes=counter.touched.bytes() + sum(tensor_bytes(tensor) for _, tensor in distinct(made)),
+        compulsory_bytes=counter.touched.bytes() + sum(map(tensor_bytes, distinct(made).values())),
         operators=tuple(operators),
         uncounted=tuple(Uncounted(name=name, calls=calls) for name, calls in sorted(counter.uncounted.items())),
         modules=tuple(_module_rows(model, counter)),
@@ -401,34 +370,36 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
 
 def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]:
     """Parents come before children, as `named_modules` tells them. What did nothing and holds nothing is left out."""
-    whole: dict[str, Share] = {path: Counter() for path, _ in model.named_modules()}
-    for path, share in counter.shares.items():
-        names = path.split(".") if path else []
-        for depth in range(len(names) + 1):
-            whole[".".join(names[:depth])].update(share)
+    figures = ("flops", "backward_flops", "other_flops", "bytes", "backward_bytes")
+    whole: dict[str, Counter[str]] = {path: Counter() for path, _ in model.named_modules()}
+    formats: dict[str, Counter[str]] = {path: Counter() for path in whole}
+    for row, calls in counter.rows.items():
+        side = "" if row.phase == "forward" else f"{row.phase}_"
+        names = row.path.split(".") if row.path else []
+        for path in (".".join(names[:depth]) for depth in range(len(names) + 1)):
+            whole[path][f"{side}bytes"] += calls * row.bytes
+            whole[path][f"{side}flops" if row.kind in PRODUCTS else "other_flops"] += calls * row.flops
+            if row.kind in PRODUCTS:
+                formats[path][row.number_format] += calls * row.flops
     for path, module in model.named_modules():
         share, calls, params = whole[path], counter.module_paths.calls[path], parameter_count(module)
-        formats = Counter({name: flops for (what, name), flops in share.items() if what == "format"})
-        if params or calls or share["bytes", "forward"] or share["bytes", "backward"]:
+        if params or calls or share["bytes"] or share["backward_bytes"]:
             yield ModuleWork(
                 path=path,
                 type=name_of(module),
                 params=params,
                 calls=calls,
-                number_format=formats.most_common(1)[0][0] if formats else "",
-                flops=share["flops", "forward"],
-                backward_flops=share["flops", "backward"],
-                other_flops=share["other", ""],
-                bytes=share["bytes", "forward"],
-                backward_bytes=share["bytes", "backward"],
+                number_format=formats[path].most_common(1)[0][0] if formats[path] else "",
+                **{name: share[name] for name in figures},
             )
 
 
 def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCount:
     """Returns the work with one update, as if fused: weights and state are read and written, gradients read."""
-    trained = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
-    frozen = [parameter for parameter in task.model.parameters() if not parameter.requires_grad]
-    size, states = sum(map(tensor_bytes, trained)), STATE_COPIES[name]
+    trained, frozen = (
+        [weight for weight in task.model.parameters() if weight.requires_grad is wanted] for wanted in (True, False)
+    )
+    size, state_bytes = sum(map(tensor_bytes, trained)), 2 * STATE_COPIES[name] * sum(map(tensor_bytes, trained))
     update = OperatorWork(
         name=f"optimizer {name}",
         kind="elementwise",
@@ -436,9 +407,10 @@ def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCou
         phase="optimizer",
         calls=1,
         flops=OPTIMIZER_FLOPS[name] * sum(int(weight.numel()) for weight in trained),
-        bytes=(3 + 2 * states) * size,
+        bytes=3 * size + state_bytes,
     )
     # Weights that are not trained are read in the forward pass all the same.
     read = sum(map(tensor_bytes, (*frozen, *(tensor for _, tensor in tensors_within(task.inputs)))))
-    compulsory = read + (2 + 2 * states) * size
-    return msgspec.structs.replace(work, operators=(*work.operators, update), compulsory_bytes=compulsory)
+    return msgspec.structs.replace(
+        work, operators=(*work.operators, update), compulsory_bytes=read + 2 * size + state_bytes
+    )

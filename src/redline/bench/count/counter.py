@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,17 @@ from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from redline.bench.count.operators import Known, Placed, Touched, distinct, known, moved_bytes, tensor_bytes, tensors_in
+from redline.bench.count.operators import (
+    Known,
+    Placed,
+    Touched,
+    distinct,
+    is_composite,
+    known,
+    moved_bytes,
+    tensor_bytes,
+    tensors_in,
+)
 from redline.bench.device.base import Device
 from redline.bench.workload.structure import WholeDispatchMode, packed
 from redline.model.work import PRODUCTS, OperatorKind, WorkPhase
@@ -43,17 +53,16 @@ class Tf32:
         return cls(matmul=torch.backends.cuda.matmul.allow_tf32, convolution=torch.backends.cudnn.allow_tf32)
 
 
-def number_format(tensors: Iterable[Tensor], kind: OperatorKind | None, tf32: Tf32) -> str:
-    """Returns the number format of the first tensor that holds numbers to compute with."""
-    found = next((FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in FORMATS), "int")
-    is_short = tf32.convolution if kind == "convolution" else tf32.matmul and kind in PRODUCTS
-    return "tf32" if found == "fp32" and is_short else found
+class Row(NamedTuple):
+    """One call of an operator, in the module at work."""
 
-
-Row = tuple[str, OperatorKind, str, WorkPhase, int, int]
-"""A row has the name, kind, number format, phase, FLOPs and bytes of one call."""
-Share = Counter[tuple[str, str]]
-"""A share counts what happened directly in one module: ("flops" or "bytes", phase), ("other", ""), and the FLOPs by ("format", its name)."""
+    path: str
+    name: str
+    kind: OperatorKind
+    number_format: str
+    phase: WorkPhase
+    flops: int
+    bytes: int
 
 
 @contextmanager
@@ -106,24 +115,25 @@ class ModulePaths:
         # A step of the user's own calls backward from inside: then the whole is at work, and the node says more.
         if self.stack and (node is None or self.stack != [""]):
             return self.stack[-1]
-        position = bisect_right(self._numbers, node._sequence_nr()) - 1 if node is not None else -1
-        return self._paths[position] if position >= 0 else ""
+        position = bisect_right(self._numbers, node._sequence_nr()) if node is not None else 0
+        return self._paths[position - 1] if position else ""
 
     def _note_number(self) -> None:
         number = torch._C._autograd._get_sequence_nr()
-        if not self._numbers or self._numbers[-1] != number:
-            self._numbers.append(number)
-            self._paths.append("")
-        self._paths[-1] = self.stack[-1] if self.stack else ""  # where no node was made in between, the last one counts
+        if self._numbers[-1:] == [number]:  # no node was made in between: the last module counts
+            del self._numbers[-1], self._paths[-1]
+        self._numbers.append(number)
+        self._paths.append(self.stack[-1] if self.stack else "")
 
 
 class WorkCounter(WholeDispatchMode):
+    """Counts each call by everything that a table of operators or of modules needs of it."""
+
     def __init__(self, leaves: Iterable[Tensor], tf32: Tf32) -> None:
         super().__init__()
         self.phase: WorkPhase = "forward"
         self.rows: Counter[Row] = Counter()
         self.uncounted: Counter[str] = Counter()
-        self.shares: dict[str, Share] = {}
         self.module_paths = ModulePaths()
         self.touched = Touched(leaves)
         self.has_opened = False
@@ -160,48 +170,45 @@ class WorkCounter(WholeDispatchMode):
         about = known(func)
         if about.kind is None:
             return func(*args, **kwargs)
-        if about.formula is None and is_composite(func):
+        if is_composite(func, about):
             # Under inference mode operators that are made of others arrive whole: take them apart.
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
         out = func(*args, **kwargs)
-        self._note(func, about, args, kwargs, out)
+        self._note(func, about, tuple(map(self._unpacked, args)) if about.takes_packed else args, kwargs, out)
         return out
 
     def _note(self, func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if about.takes_packed:
-            args = tuple(map(self._unpacked, args))
+        assert about.kind is not None
         inputs, outputs = distinct(tensors_in((*args, *kwargs.values()))), distinct(tensors_in(out))
-        read, written = self.moved(about, args, kwargs, inputs, sum(tensor_bytes(tensor) for _, tensor in outputs))
+        read, written = self.moved(about, args, kwargs, inputs, sum(map(tensor_bytes, outputs.values())))
         is_backward = self._finds_phases and torch._C._current_graph_task_id() >= 0
         phase: WorkPhase = "backward" if is_backward else self.phase
         if phase == "forward":
-            for (region, _), size in zip(inputs, read, strict=True):
+            for region, size in zip(inputs, read, strict=True):
                 self.touched.look(region, size)
-        flops = _flops(func, about, args, kwargs, out)
+        flops = flops_of(func, about, args, kwargs, out)
         if flops is None:
             self.uncounted[about.name] += 1
-        computed = [tensor for _, tensor in inputs or outputs]
+        computed = list((inputs or outputs).values())
         if about.takes_packed:  # the weight's format is that of the product: the data is converted on the way
             computed.sort(key=lambda tensor: not tensor.is_quantized)
-        form, moved = number_format(computed, about.kind, self._tf32), sum(read) + written
-        assert about.kind is not None
-        self.rows[about.name, about.kind, form, phase, flops or 0, moved] += 1
-        share = self.shares.setdefault(self.module_paths.here(), Counter())
-        share["bytes", phase] += moved
-        if about.kind in PRODUCTS:
-            share["flops", phase] += flops or 0
-            share["format", form] += flops or 0
-        else:
-            share["other", ""] += flops or 0
+        form, path = self._format_of(computed, about.kind), self.module_paths.here()
+        self.rows[Row(path, about.name, about.kind, form, phase, flops or 0, sum(read) + written)] += 1
+
+    def _format_of(self, tensors: Iterable[Tensor], kind: OperatorKind) -> str:
+        """Returns the number format of the first tensor that holds numbers to compute with."""
+        found = next((FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in FORMATS), "int")
+        is_short = self._tf32.convolution if kind == "convolution" else self._tf32.matmul and kind in PRODUCTS
+        return "tf32" if found == "fp32" and is_short else found
 
     def moved(
-        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Placed], written: int
+        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Placed, written: int
     ) -> tuple[list[int], int]:
         """Returns the bytes that are read of each distinct input, and those that are written."""
-        return moved_bytes(about, inputs, written)
+        return moved_bytes(about, list(inputs.values()), written)
 
     def _unpacked(self, argument: Any) -> Any:
         """Returns the weights that a quantized layer packed away, unpacked once, so that every call sees the same tensors."""
@@ -213,23 +220,17 @@ class WorkCounter(WholeDispatchMode):
         return self._packed[argument]
 
 
-def _flops(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
-    if not about.counted:
+def flops_of(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
+    """Returns None where nobody knows."""
+    if about.formula is None:
         return None
-    if about.formula is not None:
-        names = [argument.name for argument in func._schema.arguments]
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        if any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):
-            return None  # sequences of different lengths in one flat tensor: how long each is stands in data
-        first = next(tensors_in(out), None)
-        # A product of complex numbers takes four real ones, and so do the additions.
-        is_complex = about.kind in PRODUCTS and first is not None and first.is_complex()
-        return (4 if is_complex else 1) * int(about.formula(arguments, first))
-    sized = (*args, *kwargs.values()) if about.of_input else out
-    sizes = (int(tensor.numel()) for tensor in tensors_in(sized)) if about.per_element else ()
-    return about.per_element * max(sizes, default=0)
-
-
-def is_composite(func: Any) -> bool:
-    has: Callable[..., bool] | None = getattr(func, "has_kernel_for_dispatch_key", None)
-    return has is not None and has(torch._C.DispatchKey.CompositeImplicitAutograd)
+    names = [argument.name for argument in func._schema.arguments]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    if any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):
+        return None  # sequences of different lengths in one flat tensor: how long each is stands in data
+    node: Any = torch._C._current_autograd_node()
+    # Nobody wants the gradient of data: then nothing stands behind the first input of a backward node.
+    arguments["wants_input"] = node is None or not node.next_functions or node.next_functions[0][0] is not None
+    # A product of complex numbers takes four real ones, and so do the additions.
+    is_complex = about.kind in PRODUCTS and any(tensor.is_complex() for tensor in tensors_in(out))
+    return (4 if is_complex else 1) * int(about.formula(arguments, out))

@@ -10,25 +10,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from redline.bench.count.count import plainly
-from redline.bench.count.counter import ModulePaths, is_composite, watching
-from redline.bench.count.operators import described, tensors_in
+from redline.bench.count.counter import ModulePaths, watching
+from redline.bench.count.operators import is_composite, known, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import page_faults
@@ -54,13 +49,9 @@ MOST_LOOKS, LOOKING_S = 6, 1.0
 """A model that reads values on the host is looked at this often at most, on inputs of their own."""
 DOUBLE = (torch.float64, torch.complex128)
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-PLAIN_OUTPUTS = (Tensor, bool, int, float, complex, str, type(None))
-"""A program made from a model can return these, in any structure that torch's pytree knows."""
 READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
 """These read values without calling an operator if the tensor lies in the host's memory."""
-ACTIVATIONS = frozenset(
-    {functional.gelu, functional.relu, torch.relu, torch.relu_, functional.relu_, Tensor.relu, Tensor.relu_}
-)
+ACTIVATIONS = ("gelu", "relu", "relu_")
 """Libraries can compute these in the kernel of a product."""
 
 
@@ -72,10 +63,10 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
     with torch.random.fork_rng(devices), unchanged_afterwards(model), plainly():
         timed = make_step(setup, optimizer)
         clock = _clocked(timed, device)
-        step, sparse = Watch(setup), list[str]()
+        step = Watch(setup)
         if setup.task == "train":
             timed = make_step(setup, optimizer)
-            with timed.context(), _sparse_gradients(model) as sparse:
+            with timed.context():
                 step.over(timed, clock.issue_s)
         torch.manual_seed(seed)
         before, state = held_tensors(model), device.random_state()
@@ -84,8 +75,10 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         draws = not torch.equal(state, device.random_state())
         added_to = forward.added_to(mutated) if setup.task == "infer" else ()
         torch.manual_seed(seed)
-        others = list(_on_other_inputs(setup, forward, seed + 1, clock))
-    forward.take_shorter_times(others[0])
+        others = _on_other_inputs(setup, forward, seed + 1, clock)
+    if (forward.names, forward.shapes) == (others[0].names, others[0].shapes):
+        # The shorter time of each operator counts: a busy machine makes some far too long.
+        forward.times = list(map(min, forward.times, others[0].times))
     whole = step if step.calls else forward
     memory = device.memory() if device.is_accelerator else Memory()
     branches = any(other.names != forward.names for other in others)
@@ -96,7 +89,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         kinds=dict(sorted(whole.shares_by(lambda call: call.kind).items(), key=lambda item: -item[1])),
         launches=len(whole.calls),
         double_share=whole.shares_by(lambda call: call.is_double).get(True, 0.0),
-        attention_backends=forward.backends_of_all(),
+        attention_backends={form: tuple(filter(able.__contains__, BACKENDS)) for form, able in forward.able.items()},
         blocks=_blocks(model, forward),
         reads=tuple(f"{what} ({count})" for what, count in (forward.reads | step.reads).items()),
         synchronises=clock.synchronises,
@@ -105,8 +98,6 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         mutates=mutated,
         accumulates=added_to,
         draws_random_numbers=draws,
-        sparse_gradients=tuple(sparse),
-        strange_outputs=forward.strange_outputs,
         step_s=clock.step_s,
         host_s=clock.issue_s if device.is_accelerator else None,
         device_s=clock.device_s if device.is_accelerator else sum(whole.times),
@@ -155,31 +146,29 @@ def _clocked(step: TimedStep, device: Device) -> Clock:
 
 def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
     args, kwargs = inputs
-    watch, returned = Watch(setup), list[Any]()
+    watch = Watch(setup)
     with setup.workload.context():
-        watch.over(lambda: returned.append(setup.workload.model(*args, **kwargs)), clock.issue_s)
-    classes = (type(leaf).__name__ for leaf in tree_leaves(returned) if not isinstance(leaf, PLAIN_OUTPUTS))
-    watch.strange_outputs = tuple(dict.fromkeys(classes))
+        watch.over(lambda: setup.workload.model(*args, **kwargs), clock.issue_s)
     return watch
 
 
-def _on_other_inputs(setup: Setup, first: Watch, seed: int, clock: Clock) -> Iterator[Watch]:
+def _on_other_inputs(setup: Setup, first: Watch, seed: int, clock: Clock) -> list[Watch]:
     """One more look, and more if Python reads values, until one shows other operators: the values may decide what runs.
 
     The first look stands in where there are no other inputs, or the model takes none.
     """
-    ends_at = time.perf_counter() + LOOKING_S
+    looks, ends_at = list[Watch](), time.perf_counter() + LOOKING_S
     for number in range(MOST_LOOKS if first.reads else 1):
-        other, second = first, setup.workload.second_inputs(seed + number)
-        if second is not None:
+        looks.append(first)
+        if (second := setup.workload.second_inputs(seed + number)) is not None:
             try:
-                other = _watched_forward(setup, second.inputs, clock)
+                looks[-1] = _watched_forward(setup, second.inputs, clock)
             except Exception as error:
                 if second.how == "drawn" or is_out_of_memory(error):
                     raise
-        yield other
-        if other.names != first.names or time.perf_counter() > ends_at:
-            return
+        if looks[-1].names != first.names or time.perf_counter() > ends_at:
+            break
+    return looks
 
 
 def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
@@ -201,27 +190,6 @@ def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
     )
 
 
-@contextmanager
-def _sparse_gradients(model: nn.Module) -> Iterator[list[str]]:
-    """Yields a list that gathers the names of parameters whose gradients are sparse tensors."""
-    found: list[str] = []
-
-    def look(name: str, parameter: Tensor) -> None:
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided and name not in found:
-            found.append(name)
-
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(look, name))
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 @dataclass(frozen=True)
 class Call:
     """One operator that ran and did some work."""
@@ -236,6 +204,8 @@ class Call:
     """These are numbers among its arguments, such as the rate of a dropout: a compiler writes them into the program."""
     is_double: bool = False
     """It reads numbers of 64 bits."""
+    is_activation: bool = False
+    """It stands right behind a linear layer with a bias."""
 
     @property
     def work(self) -> tuple[object, ...]:
@@ -250,15 +220,16 @@ class Watch(WholeDispatchMode):
         super().__init__()
         self._setup, self._device = setup, setup.device
         self._marks: list[Any] = []
-        self._backends: dict[Any, dict[str, set[str]]] = {}
+        self._tried: set[Any] = set()
+        self.able: dict[str, set[str]] = {}
+        """By number format, the backends that can do every attention of the run."""
         self.paths = ModulePaths()
         self.calls: list[Call] = []
         self.times: list[float] = []
         self.reads: Counter[str] = Counter()
-        self.activating: set[int] = set()
-        """Positions of calls that are the activation of a linear layer."""
+        self._products: Any = WeakTensorKeyDictionary()
+        """What linear layers with a bias gave out."""
         self.varies_shapes = False
-        self.strange_outputs: tuple[str, ...] = ()
         self._buffers = dict(setup.workload.model.named_buffers())
         self._origins: Any = WeakTensorKeyDictionary({buffer: name for name, buffer in self._buffers.items()})
         """The buffer that a tensor is, is a part of, or was computed from as a new value for it."""
@@ -280,31 +251,29 @@ class Watch(WholeDispatchMode):
         return self.paths.stack[-1] if self.paths.stack else ""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, layer, kind = described(func)
-        if layer == "attention":
+        about, values = known(func), (*args, *kwargs.values())
+        if about.layer == "attention":
             self._try_backends(func, args, kwargs)
-        elif layer is None and is_composite(func):
+        elif about.layer is None and is_composite(func, about):
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        self._look_for_reads(func, name, args)
-        values = (*args, *kwargs.values())
-        inputs = list(tensors_in(values))
-        if kind is None:
-            out = func(*args, **kwargs)
-            self._follow(func, kind, inputs, out)
-            return out
-        shapes, is_double = (
-            tuple(tuple(tensor.shape) for tensor in inputs),
-            any(tensor.dtype in DOUBLE for tensor in inputs),
-        )
-        self._marks.append(self._device.mark())
+        self._look_for_reads(func, about.name, args)
+        inputs, kind = list(tensors_in(values)), about.kind
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)  # before the call, which may change one
+        if kind is not None:
+            self._marks.append(self._device.mark())
         out = func(*args, **kwargs)
-        self._marks.append(self._device.mark())
+        if kind is not None:
+            self._marks.append(self._device.mark())
+            constants = tuple(repr(value) for value in values if _is_constant(value))
+            is_double = any(tensor.dtype in DOUBLE for tensor in inputs)
+            activates = about.name in ACTIVATIONS and inputs[0] in self._products
+            self.calls.append(Call(about.name, kind, about.layer, self._here, shapes, constants, is_double, activates))
+            if about.layer == "linear" and len(inputs) > 2 and out.dim() > 1:
+                self._products[out] = True
         self._follow(func, kind, inputs, out)
-        constants = tuple(repr(value) for value in values if _is_constant(value))
-        self.calls.append(Call(name, kind, layer, self._here, shapes, constants, is_double))
         return out
 
     def _follow(self, func: Any, kind: OperatorKind | None, inputs: Sequence[Tensor], out: Any) -> None:
@@ -351,25 +320,17 @@ class Watch(WholeDispatchMode):
         values = (*args, *kwargs.values())
         tensors = [(tuple(tensor.shape), tensor.stride()) for tensor in tensors_in(values)]
         key = (*tensors, *(str(value) for value in values if not isinstance(value, Tensor)), *sorted(kwargs))
-        if key in self._backends:
+        if key in self._tried:
             return
         trains = self._setup.task == "train"
-        self._backends[key] = {}
+        self._tried.add(key)
         for form, dtype in FORMATS.items():
             if self._device.refusal_of(dtype) is None:
                 # Query, key and value come first: those take part in autograd when training.
                 given = [_cast(value, dtype, trains and index < 3) for index, value in enumerate(args)]
                 named = {name: _cast(value, dtype, trains=False) for name, value in kwargs.items()}
-                able = {name for name, backend in BACKENDS.items() if _attends(func, given, named, backend, trains)}
-                self._backends[key][form] = able
-
-    def backends_of_all(self) -> dict[str, tuple[str, ...]]:
-        """Returns the backends that can do every attention of the run, by number format."""
-        runs = list(self._backends.values())
-        formats = runs[0] if runs else {}
-        return {
-            form: tuple(name for name in BACKENDS if all(name in run.get(form, ()) for run in runs)) for form in formats
-        }
+                able = self.able.setdefault(form, set(BACKENDS))
+                able &= {name for name in able if _attends(func, given, named, BACKENDS[name], trains)}
 
     @property
     def names(self) -> list[str]:
@@ -378,11 +339,6 @@ class Watch(WholeDispatchMode):
     @property
     def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         return [call.shapes for call in self.calls]
-
-    def take_shorter_times(self, other: Watch) -> None:
-        """Take the shorter time of each operator if the other run had the same ones: a busy machine makes some far too long."""
-        if (self.names, self.shapes) == (other.names, other.shapes):
-            self.times = [min(both) for both in zip(self.times, other.times, strict=True)]
 
     def shares_by(self, key: Callable[[Call], K]) -> dict[K, float]:
         """Returns the share of the time of all operators that those of each key took."""
@@ -402,38 +358,24 @@ class Watch(WholeDispatchMode):
         }
 
     def activated(self) -> LayerShare | None:
-        if not self.activating:
-            return None
-        share = sum(self.times[index] for index in self.activating) / max(sum(self.times), 1e-12)
-        return LayerShare(calls=len(self.activating), share=share)
+        calls = sum(call.is_activation for call in self.calls)
+        share = self.shares_by(lambda call: call.is_activation).get(True, 0.0)
+        return LayerShare(calls=calls, share=share) if calls else None
 
 
 class _Functions(TorchFunctionMode):
-    """Tells a watch when Python reads a tensor's values, and which operators are the activation of a linear layer."""
+    """Tells a watch when Python reads a tensor's values without calling an operator."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
-        self._from_linear: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-        """Outputs of linear layers that are still alive, by their identity."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs, watch = kwargs or {}, self._watch
         if func in READING_METHODS:
-            watch.read(READING_METHODS[func])
-        begun = len(watch.calls)
-        out = func(*args, **kwargs)
-        if func is functional.linear:
-            bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            if bias is not None and out.dim() > 1:
-                self._from_linear[id(out)] = out
-        elif func in ACTIVATIONS:
-            given = args[0] if args else kwargs.get("input")
-            if given is not None and self._from_linear.get(id(given)) is given:
-                watch.activating |= set(range(begun, len(watch.calls)))
-        return out
+            self._watch.read(READING_METHODS[func])
+        return func(*args, **(kwargs or {}))
 
 
 def _cast(value: Any, dtype: torch.dtype, trains: bool) -> Any:

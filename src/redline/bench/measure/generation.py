@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ class WeightReads(WorkCounter):
         super().__init__(weights, Tf32())
 
     def moved(
-        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Placed], written: int
+        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Placed, written: int
     ) -> tuple[list[int], int]:
         read, written = super().moved(about, args, kwargs, inputs, written)
         ends = args[2] if len(args) > 2 else kwargs.get("offs")
@@ -90,7 +90,7 @@ class WeightReads(WorkCounter):
             used = int((ends > begins).sum())
             read = [
                 size * used // tensor.shape[0] if tensor.ndim == 3 else size
-                for size, (_, tensor) in zip(read, inputs, strict=True)
+                for size, tensor in zip(read, inputs.values(), strict=True)
             ]
         return read, written
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from redline.bench.count.counter import Row, Tf32, WorkCounter
-from redline.bench.count.operators import described
+from redline.bench.count.operators import known
 from redline.bench.device import Device, open_device
 from redline.bench.device.failure import failure_from
 from redline.bench.measure.ceilings import HALVES, Call, time_bursts
@@ -139,18 +139,19 @@ class _Caught(WholeDispatchMode):
         counter = WorkCounter([], self._tf32)
         with counter:
             out = func(*args, **kwargs)
-        name, layer, _ = described(func)
+        about = known(func)
+        name = about.name
         # One call may be several operators inside, as that of a recurrent layer is. Views and moves are not what a model is
         # made of; lookups are.
-        parts = [row for row in counter.rows.elements() if row[1] != "copy" or layer == "embedding"]
+        parts = [row for row in counter.rows.elements() if row.kind != "copy" or about.layer == "embedding"]
         if parts and func._schema.is_mutable:
             self._writes[name] += 1
         elif parts:
             tensors = [tensor for _, tensor in named_tensors((args, kwargs))]
             key = name, str([(list(tensor.shape), tensor.stride(), str(tensor.dtype)) for tensor in tensors])
             if key not in self.seen:
-                work = max(sum(row[4] for row in parts), sum(row[5] for row in parts))
-                self.seen[key] = _Same(name, max(parts, key=_weight)[2], work, func, (args, kwargs))
+                work = max(sum(row.flops for row in parts), sum(row.bytes for row in parts))
+                self.seen[key] = _Same(name, max(parts, key=_weight).number_format, work, func, (args, kwargs))
             self.seen[key].calls += 1
         return out
 
@@ -165,7 +166,7 @@ class _Caught(WholeDispatchMode):
 
 def _weight(row: Row) -> tuple[int, int]:
     """The main operator among those that a call consists of is the one that is largest by this."""
-    return row[4], row[5]
+    return row.flops, row.bytes
 
 
 def _timed(row: OperatorTime, make: Callable[[], Call], device: Device) -> OperatorTime:
@@ -182,8 +183,8 @@ def _timed(row: OperatorTime, make: Callable[[], Call], device: Device) -> Opera
     rows = list(counter.rows.elements())
     return msgspec.structs.replace(
         row,
-        kind=max(rows, key=_weight)[1] if rows else "other",
+        kind=max(rows, key=_weight).kind if rows else "other",
         samples=tuple(samples),
-        flops=sum(part[4] for part in rows),
-        bytes=sum(part[5] for part in rows),
+        flops=sum(part.flops for part in rows),
+        bytes=sum(part.bytes for part in rows),
     )

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from redline.bench.device.base import Device
 from redline.bench.workload.step import Setup
@@ -146,18 +147,19 @@ class RecipeSwitch(ABC):
     """Why a CPU cannot do it, if that is so."""
     packages: Sequence[str] = ()
     """The extra of Redline that brings what it needs, and the packages in it."""
+    # Its part of a snippet: functions that the lines call, imports, lines that set flags of the process, lines about the model,
+    # changes of inputs and remarks, as in `RecipeCode`.
     carries: Sequence[Callable[..., Any]] = ()
-    """These are the functions that its lines in a snippet call."""
+    imports: Sequence[str] = ()
     flag_lines: Sequence[str] = ()
     lines: Sequence[str] = ()
-    """Its part of a snippet has lines that set flags of the process, and lines about the model, as in `RecipeCode`."""
+    input_changes: Sequence[str] = ()
+    remarks: Sequence[str] = ()
 
     def __init__(self, switch: Switch, task: Task) -> None:
         self.switch, self.task, self.argument = switch, task, switch.argument
         if task not in self.tasks:
-            *others, last = self.tasks
-            tasks = f"{', '.join(others)} and {last}" if others else last
-            raise SpecError(f"switch {self.name} is for {tasks}, not for {task}")
+            raise SpecError(f"switch {self.name} is for {', '.join(self.tasks)}, not for {task}")
         if self.argument is not None and self.argument not in self.arguments:
             choice = "one of " if len(self.arguments) > 1 else ""
             allowed = f"{choice}{', '.join(self.arguments) or 'no argument'}"
@@ -174,20 +176,29 @@ class RecipeSwitch(ABC):
             )
 
     def refusal(self, device: Device) -> str | None:
-        """Returns why this device cannot do it, or None."""
-        if self.needs_gpu and not device.is_accelerator:
-            return self.needs_gpu
+        """Returns why this device, with what is installed, cannot do it, or None."""
+        is_missing = self.needs_gpu and not device.is_accelerator
+        if reason := self.needs_gpu if is_missing else self.refused_by(device):
+            return reason
         extra, *packages = self.packages or [""]
         return next((str(MissingExtra("it", package, extra)) for package in packages if not find_spec(package)), None)
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def refused_by(self, device: Device) -> str | None:
+        """Returns why a device with what the attributes ask for cannot do it all the same, or None."""
+        return None
+
+    def irrelevance(self, model: nn.Module, facts: Facts | None) -> str | None:
         """Returns why it would change nothing about this model, or cannot be applied to it; None if no reason is known.
 
         `facts` tells what a real step did. A tuner always has it, a single run never.
         """
-        if facts is None or self.layer is None or self.layer in facts.layers:
-            return None
-        return f"no {self.layer.replace('-', ' ')} runs in this model"
+        if facts is not None and self.layer is not None and self.layer not in facts.layers:
+            return f"no {self.layer.replace('-', ' ')} runs in this model"
+        return self.unsuited(model, facts)
+
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
+        """Returns such a reason beyond that no layer of its kind runs, or None."""
+        return None
 
     def is_doubtful(self, facts: Facts) -> bool:
         """True if it often cannot run a model with these facts."""
@@ -202,11 +213,14 @@ class RecipeSwitch(ABC):
 
     def write(self, code: RecipeCode) -> None:
         """Add what this switch does to a snippet of plain PyTorch."""
-        if not self.flag_lines and not self.lines:
+        if not any((self.flag_lines, self.lines, self.remarks)):
             code.notes.append(f"{self.switch} has no plain form: it is left out here")
         code.carry(*self.carries)
+        code.bring_in(*self.imports)
         code.flags += self.flag_lines
         code.model_lines += self.lines
+        code.input_changes += self.input_changes
+        code.notes += self.remarks
 
 
 SWITCHES: Registry[type[RecipeSwitch]] = Registry(
@@ -243,7 +257,7 @@ def must_change(setup: Setup, name: str, changes: Any, missing: str) -> None:
 OFF = "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by"
 
 
-def leave_fast_path(setup: Setup, kind: type[torch.nn.Module] = torch.nn.MultiheadAttention) -> None:
+def leave_fast_path(setup: Setup, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
     """Let torch's own layers run operator by operator if the model has any of this kind; they all hold a MultiheadAttention."""
     if setup.task != "train" and any(isinstance(module, kind) for module in setup.workload.model.modules()):
         torch.backends.mha.set_fastpath_enabled(False)
@@ -251,7 +265,7 @@ def leave_fast_path(setup: Setup, kind: type[torch.nn.Module] = torch.nn.Multihe
         setup.notes["fast path"] = off
 
 
-def write_without_fast_path(code: RecipeCode, kind: type[torch.nn.Module] = torch.nn.MultiheadAttention) -> None:
+def write_without_fast_path(code: RecipeCode, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
     if code.task != "train" and OFF not in code.flags:
         code.flags += [f"if any(isinstance(module, torch.nn.{kind.__name__}) for module in model.modules()):", OFF]
 

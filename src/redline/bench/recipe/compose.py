@@ -20,7 +20,7 @@ from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.spec import Recipe, RunSpec, Switch, Task, refuse_removed
 from redline.model.work import Facts
 
-COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8", "int4-weights")
+COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8")
 HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 

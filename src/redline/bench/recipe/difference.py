@@ -84,16 +84,15 @@ def answer_of(output: Any) -> Answer:
 
 
 def _collect(value: Any, answer: Answer) -> None:
-    if isinstance(value, Tensor):
-        _add_tensor(value.detach(), answer)
-    elif isinstance(value, str):
-        answer.exact.append(torch.tensor(list(value.encode()), dtype=torch.uint8))
+    if isinstance(value, str):
+        value = torch.tensor(list(value.encode()), dtype=torch.uint8)
     elif isinstance(value, int):
-        answer.exact.append(torch.tensor([value], dtype=torch.float64))
-    elif isinstance(value, float):
-        answer.numbers.append(torch.tensor(value))
-    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        _add_tensor(torch.as_tensor(value), answer)
+        value = torch.tensor([value])
+    elif isinstance(value, float) or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc"):
+        value = torch.as_tensor(value)
+    if isinstance(value, Tensor):
+        tensor = _plain(value.detach())
+        (answer.numbers if tensor.is_floating_point() else answer.exact).append(tensor)
     elif (objects := _objects_in(value)) is not None:
         answer.lists.append(objects)
     else:
@@ -101,7 +100,8 @@ def _collect(value: Any, answer: Answer) -> None:
             _collect(child, answer)
 
 
-def _add_tensor(tensor: Tensor, answer: Answer) -> None:
+def _plain(tensor: Tensor) -> Tensor:
+    """Returns a copy as an ordinary tensor, in fp32 if it holds real numbers."""
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.is_nested:
@@ -110,10 +110,7 @@ def _add_tensor(tensor: Tensor, answer: Answer) -> None:
         tensor = tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.is_floating_point():
-        answer.numbers.append(tensor.float().clone())
-    else:
-        answer.exact.append(tensor.clone())
+    return tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def _objects_in(value: Any) -> Objects | None:
@@ -128,97 +125,97 @@ def _objects_in(value: Any) -> Objects | None:
     return scores[order], [other[order].float().reshape(len(scores), other[:1].numel()) for other in others]
 
 
+@dataclass
+class Part:
+    """One part of an output on one set of inputs, compared with the reference's."""
+
+    distance: float
+    signal: float
+    """The size of what depends on the input."""
+    size: float
+    cosine: float | None = None
+    agreement: float | None = None
+
+    @property
+    def has_signal(self) -> bool:
+        return self.signal > SMALLEST_SIGNAL * self.size
+
+    @property
+    def error(self) -> float:
+        """The distance over the signal; where hardly anything depends on the input, over the size."""
+        return _ratio(self.distance, self.signal if self.has_signal else self.size)
+
+
 def difference(found: Sequence[Answer], reference: Sequence[Answer]) -> Difference:
     """Returns the largest difference over all parts of the output and all sets of inputs; both sides have the same form."""
 
-    def parts(name: str) -> Iterator[tuple[Any, Any]]:
+    def pairs(name: str) -> Iterator[tuple[Any, Any]]:
         sides = ([getattr(answer, name) for answer in side] for side in (found, reference))
         return zip(*(zip(*side, strict=True) for side in sides), strict=True)
 
-    numbers, exact, shares, gross = _Worst(), _Worst(), list[float](), list[float]()
-    for got, want in parts("numbers"):
-        if want[0].dim():  # a loss among the outputs says less than the outputs that it was made from
-            _compare_numbers(numbers, got, want)
-    for got, want in parts("lists"):
-        _compare_lists(numbers, got, want)
-    for got, want in parts("exact"):
-        equal, error = _compare_exactly(exact, got, want)
-        shares += equal
-        gross += [error] if error > GROSS else []
-    by_equality = not numbers.has_signal and exact.has_signal
+    # A loss among the outputs says less than the outputs that it was made from.
+    numbers = [part for got, want in pairs("numbers") if want[0].dim() for part in _compared(got, want)]
+    numbers += [part for got, want in pairs("lists") for part in _compared_lists(got, want)]
+    groups = [_compared_exactly(got, want) for got, want in pairs("exact")]
+    exact = [part for group in groups for part in group]
+    # Over all inputs together: a class of two may hang on a single bit.
+    means = [_ratio(float(np.mean([part.distance for part in group])), group[0].signal or 1.0) for group in groups]
+    has_signal, changes = (any(part.has_signal for part in parts) for parts in (numbers, exact))
+    by_equality = changes and not has_signal
+    integers = [part.error for part in exact] if by_equality else [error for error in means if error > GROSS]
+    cosines = [part.cosine for part in numbers if part.cosine is not None]
     return Difference(
-        rel_l2=float(np.max([*numbers.errors, *(exact.errors if by_equality else gross)])),  # NaN is the largest
-        rel_error=None if by_equality else float(np.max(numbers.rel_errors)),
-        cosine=float(np.min(numbers.cosines)) if numbers.cosines else None if by_equality else 1.0,
-        top1_agreement=min(numbers.agreements, default=None),
+        rel_l2=float(np.max([0.0, *(part.error for part in numbers), *integers])),  # NaN is the largest
+        rel_error=None
+        if by_equality
+        else float(np.max([0.0, *(_ratio(part.distance, part.size) for part in numbers)])),
+        cosine=float(np.min(cosines)) if cosines else None if by_equality else 1.0,
+        top1_agreement=min((part.agreement for part in numbers if part.agreement is not None), default=None),
         finite=all(answer.is_finite for answer in found),
-        degenerate=not numbers.has_signal and not exact.has_signal,
-        equal_share=min(shares, default=None),
+        degenerate=not has_signal and not changes,
+        equal_share=min((1 - part.distance for part in exact), default=None),
         by_equality=by_equality,
     )
 
 
-@dataclass
-class _Worst:
-    rel_errors: list[float] = field(default_factory=lambda: [0.0])
-    """Errors over the size of the reference."""
-    errors: list[float] = field(default_factory=lambda: [0.0])
-    """Errors over the signal: the part of the reference that depends on the input."""
-    cosines: list[float] = field(default_factory=list)
-    agreements: list[float] = field(default_factory=list)
-    has_signal: bool = False
-
-    def add(self, distance: float, signal: float, size: float) -> bool:
-        """Add an error. Where hardly anything depends on the input, it is taken over the size. Returns whether something does."""
-        has_signal = signal > SMALLEST_SIGNAL * size
-        self.has_signal |= has_signal
-        self.rel_errors.append(_ratio(distance, size))
-        self.errors.append(_ratio(distance, signal if has_signal else size))
-        return has_signal
-
-
-def _compare_numbers(worst: _Worst, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+def _compared(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Iterator[Part]:
     # A single item has nothing in common with others, and items of several shapes neither: each has its own mean.
-    shapes = {tensor.shape[1:] for tensor in expected}
-    is_alone = len(shapes) > 1 or sum(map(len, expected)) == 1
+    is_alone = len({tensor.shape[1:] for tensor in expected}) > 1 or sum(map(len, expected)) == 1
     common = None if is_alone else torch.cat(list(expected)).mean(dim=0, keepdim=True)
     for got, want in zip(found, expected, strict=True):
         if got.shape != want.shape:
-            worst.add(math.inf, 1.0, 1.0)
+            yield Part(math.inf, 1.0, 1.0)
             continue
         centre = want.mean() if common is None else common
-        signal = _norm(want - centre)
-        if worst.add(_norm(got - want), signal, _norm(want)):
+        part = Part(_norm(got - want), _norm(want - centre), _norm(want))
+        if part.has_signal:
             product = float(((got - centre).double() * (want - centre).double()).sum())
-            worst.cosines.append(_ratio(product, _norm(got - centre) * signal))
+            part.cosine = _ratio(product, _norm(got - centre) * part.signal)
         if want.dim() >= 2:
             classes = -1 if want.dim() == 3 else 1  # (batch, time, words) for language, (batch, classes, …) otherwise
-            worst.agreements.append(float((got.argmax(classes) == want.argmax(classes)).float().mean()))
+            part.agreement = float((got.argmax(classes) == want.argmax(classes)).float().mean())
+        yield part
 
 
-def _compare_exactly(worst: _Worst, found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Returns the shares that are equal, and the error over all inputs: a class of two may hang on a single bit."""
+def _compared_exactly(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[Part]:
+    """Here a distance is the share of elements that are unequal."""
     changed = _unequal(expected[0], expected[1]) if len(expected) > 1 else float(len(expected[0].unique()) > 1)
-    unequal = [_unequal(got, want) for got, want in zip(found, expected, strict=True)]
-    for share in unequal:
-        worst.add(share, changed, 1.0)
-    return [1 - share for share in unequal], _ratio(sum(unequal) / len(unequal), changed or 1.0)
+    return [Part(_unequal(got, want), changed, 1.0) for got, want in zip(found, expected, strict=True)]
 
 
-def _compare_lists(worst: _Worst, found: Sequence[Objects], expected: Sequence[Objects]) -> None:
+def _compared_lists(found: Sequence[Objects], expected: Sequence[Objects]) -> Iterator[Part]:
     for index, ((scores, rows), (wanted, wanted_rows)) in enumerate(zip(found, expected, strict=True)):
         other, other_rows = wanted.mean().expand_as(wanted), [want.mean(dim=0, keepdim=True) for want in wanted_rows]
         if len(expected) > 1:
             other, other_rows = expected[1 - index]
-        worst.add(_between_scores(scores, wanted), _between_scores(other, wanted), _norm(wanted))
+        yield Part(_between_scores(scores, wanted), _between_scores(other, wanted), _norm(wanted))
         for got, want, centre in zip(rows, wanted_rows, other_rows, strict=True):
-            worst.add(_between_rows(got, want), _between_rows(centre, want), _norm(want) / math.sqrt(len(want) or 1))
+            yield Part(_between_rows(got, want), _between_rows(centre, want), _norm(want) / math.sqrt(len(want) or 1))
 
 
 def _between_scores(one: Tensor, other: Tensor) -> float:
     """Returns the distance of two sorted rows of scores; a score that one of them lacks is 0."""
-    longest = max(len(one), len(other))
-    first, second = (torch.nn.functional.pad(scores, (0, longest - len(scores))) for scores in (one, other))
+    first, second = torch.nn.utils.rnn.pad_sequence([one, other]).unbind(1)
     return _norm(first - second)
 
 
@@ -235,14 +232,13 @@ def _unequal(one: Tensor, other: Tensor) -> float:
     if one.dim() != other.dim():
         return 1.0
     shared = tuple(slice(min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
-    return 1 - _ratio(int((one[shared] == other[shared]).sum()), max(one.numel(), other.numel()), none=1.0)
+    most = max(one.numel(), other.numel())
+    return 1 - int((one[shared] == other[shared]).sum()) / most if most else 0.0
 
 
-def _ratio(over: float, under: float, none: float = 0.0) -> float:
-    """Returns the quotient; `none` is that of nothing by nothing."""
-    if under == 0:
-        return over * math.inf if over else none  # NaN stays NaN
-    return over / under
+def _ratio(over: float, under: float) -> float:
+    """Returns the quotient; that of nothing by nothing is nothing, and NaN stays NaN."""
+    return over / under if under else over * math.inf if over else 0.0
 
 
 def _norm(tensor: Tensor) -> float:
@@ -273,20 +269,19 @@ def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
 
     The signs come from a hash of each position, so every version of torch has the same ones.
     """
-    parts = [*answer.numbers, *(scores for scores, _ in answer.lists)] or answer.exact
-    sums, signal = [0.0] * PROJECTIONS, 0.0
-    for number, part in enumerate(parts):
+    sums, signal = torch.zeros(PROJECTIONS, dtype=torch.float64), 0.0
+    for number, part in enumerate([*answer.numbers, *(scores for scores, _ in answer.lists)] or answer.exact):
         flat = part.flatten()
         flat = flat[:: -(-flat.numel() // MOST_SKETCHED) or 1].double().cpu()
         mixed = (torch.arange(flat.numel()) + number * 1_000_003) * 0x5851F42D4C957F2D + 0x14057B7EF767814F
         mixed = (mixed ^ (mixed >> 31)) * 0x2545F4914F6CDD1D
-        for bit in range(PROJECTIONS):
-            sums[bit] += float(torch.where((mixed >> (24 + bit)) & 1 == 1, flat, -flat).sum())
+        signs = (mixed[:, None] >> torch.arange(24, 24 + PROJECTIONS) & 1) * 2 - 1
+        sums += flat @ signs.double()
         if flat.numel():
             signal += float((flat - flat.mean()).square().sum()) or float(flat.square().sum())
-    if not signal or not all(map(math.isfinite, (*sums, signal))):
+    if not signal or not math.isfinite(signal) or not bool(sums.isfinite().all()):
         return (), None
-    return tuple(sums), math.sqrt(signal)
+    return tuple(sums.tolist()), math.sqrt(signal)
 
 
 def finite_or_none(value: float | None) -> float | None:

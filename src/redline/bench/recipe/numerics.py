@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -52,6 +52,7 @@ from redline.bench.workload.inputs import Inputs, copied, input_tensors
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.sources.user import load_function
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
+from redline.bench.workload.structure import float_tensors
 from redline.bench.workload.workload import Second, Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
@@ -116,6 +117,8 @@ class Reference:
     own_format: str = "fp32"
     """The model itself has this number format, and the reference computes in it."""
     method: Method = "outputs"
+    sketched: Answer | None = None
+    """Other commits are compared by a sketch of this; None where it is not the same each time."""
 
     def verdict(self, found: Difference) -> Numerics:
         verdict = self._judged(found, self.floor, self.cause)
@@ -127,11 +130,8 @@ class Reference:
     def _judged(self, found: Difference, floor: float, cause: Cause) -> Numerics:
         smallest = SMALLEST_UNEQUAL if found.by_equality else SMALLEST_TOLERANCE
         smallest = SMALLEST_LOSS_TOLERANCE if self.method == "loss-path" else smallest
-        is_resolved = floor <= UNRESOLVED_FLOOR
-        tolerance = (
-            min(max(TOLERANCE_OVER_FLOOR * floor, smallest), LARGEST_TOLERANCE) if is_resolved else LARGEST_TOLERANCE
-        )
-        within = found.rel_l2 <= tolerance
+        tolerance = min(LARGEST_TOLERANCE, max(smallest, TOLERANCE_OVER_FLOOR * floor))
+        is_resolved, within = floor <= UNRESOLVED_FLOOR, found.rel_l2 <= tolerance
         if not found.finite:
             reason = note("not-finite", "the output is not finite")
         elif found.degenerate:
@@ -149,13 +149,14 @@ class Reference:
             plain = f"rel. error {found.rel_error:.2g}; " if found.rel_error is not None else ""
             equal = f"; {found.equal_share:.2%} of the integers are equal" if found.equal_share is not None else ""
             reason = note("within-tolerance" if within else "above-tolerance", f"{plain}{text}{equal}")
+        can_judge = is_resolved and not found.degenerate
         return Numerics(
-            **{**found.as_fields(), "degenerate": found.degenerate or not is_resolved},
+            **{**found.as_fields(), "degenerate": not can_judge},
             method=self.method,
             number_format=self.number_format,
             floor=finite_or_none(floor),
             tolerance=tolerance,
-            passed=found.finite and not found.degenerate and is_resolved and within,
+            passed=found.finite and can_judge and within,
             reason=reason,
         )
 
@@ -195,26 +196,28 @@ class OutputReference(Reference):
             inputs, outputs = [*inputs, second.inputs], [*outputs, answer]
         else:
             second = None
+
+        def moved_by(seed: int) -> float:
+            return difference([_answer(step, given, seed) for given in inputs], outputs).rel_l2
+
         floor = max(_rounding_floor(step, inputs, outputs, number_format), own_unit(workload.model))
-        repeated = difference([_answer(step, given) for given in inputs], outputs).rel_l2
-        seed_floor = None
-        if draws_random_numbers:
-            seed_floor = difference([_answer(step, given, ANSWER_SEED + 1) for given in inputs], outputs).rel_l2
-        hidden = [
-            _hidden_positions(workload, answer, partial(_answer, step, given))
-            for given, answer in zip(inputs, outputs, strict=True)
-        ]
+        repeated = moved_by(ANSWER_SEED)
+        # If asking the same question twice moves them as much, that is the cause, because rounding also asks once more.
+        is_repeatable = repeated <= floor / 2
         return cls(
             number_format=number_format,
             floor=max(floor, repeated),
-            # If asking the same question twice moves them as much, that is the cause, because rounding also asks once more.
-            cause="asking twice" if repeated > floor / 2 else "rounding",
-            seed_floor=seed_floor,
+            cause="rounding" if is_repeatable else "asking twice",
+            seed_floor=moved_by(ANSWER_SEED + 1) if draws_random_numbers else None,
             own_format=own_format(workload.model),
+            sketched=outputs[0] if is_repeatable and not draws_random_numbers else None,
             inputs=inputs,
             outputs=outputs,
             second=second,
-            hidden=hidden,
+            hidden=[
+                _hidden_positions(workload, answer, partial(_answer, step, given))
+                for given, answer in zip(inputs, outputs, strict=True)
+            ],
         )
 
     def judge(self, step: Any, setup: Setup) -> Numerics:
@@ -238,9 +241,6 @@ class OutputReference(Reference):
     def _with_second(self, numerics: Numerics) -> Numerics:
         return msgspec.structs.replace(numerics, second_inputs=self.second and self.second.how)
 
-    def sketched(self) -> Answer | None:
-        return self.outputs[0] if self.seed_floor is None and self.cause == "rounding" else None
-
 
 def _hidden_positions(workload: Workload, answer: Answer, again: Callable[[], Answer]) -> list[Tensor | None]:
     """Returns for each floating-point output the positions at which only the fast path makes it what it is; None if there are none.
@@ -250,8 +250,8 @@ def _hidden_positions(workload: Workload, answer: Answer, again: Callable[[], An
     `again` computes the answer anew. If the two ways differ at other positions too, such as in a mean over all of them,
     the difference is one of the model's answer, and nothing is left out.
     """
-    encoders = [module for module in workload.model.modules() if isinstance(module, nn.TransformerEncoder)]
     hidden: list[Tensor | None] = [None] * len(answer.numbers)
+    encoders = [module for module in workload.model.modules() if isinstance(module, nn.TransformerEncoder)]
     if not encoders or not torch.backends.mha.get_fastpath_enabled():
         return hidden
     masks: list[Tensor] = []
@@ -261,16 +261,16 @@ def _hidden_positions(workload: Workload, answer: Answer, again: Callable[[], An
         if isinstance(mask, Tensor):
             masks.append(mask if mask.dtype == torch.bool else mask.isinf())
 
-    hooks = [encoder.register_forward_pre_hook(look, with_kwargs=True) for encoder in encoders]
-    with without_fast_path():
+    with ExitStack() as stack:
+        stack.enter_context(without_fast_path())
+        for encoder in encoders:
+            stack.callback(encoder.register_forward_pre_hook(look, with_kwargs=True).remove)
         plain = again()
-    for hook in hooks:
-        hook.remove()
     for number, (fast, slow) in enumerate(zip(answer.numbers, plain.numbers, strict=False)):
-        fitting = [mask for mask in masks if fast.shape[: mask.dim()] == mask.shape and mask.shape == masks[0].shape]
-        if fitting and fast.shape == slow.shape:
-            differs, mask = (fast - slow).abs() > SAME * slow.abs().max(), torch.stack(fitting).any(0)
-            hidden[number] = mask if bool(differs.any()) and not bool(differs[~mask].any()) else None
+        mask = next((mask for mask in masks if fast.shape[: mask.dim()] == mask.shape), None)
+        if mask is not None and fast.shape == slow.shape:
+            differs = (fast - slow).abs() > SAME * slow.abs().max()
+            hidden[number] = mask if bool(differs[mask].any()) and not bool(differs[~mask].any()) else None
     if any(mask is not None for mask in hidden) and NOT_COMPARED not in workload.notes:
         workload.notes.append(NOT_COMPARED)
     return hidden
@@ -311,16 +311,14 @@ def _second_answer(step: InferenceStep, second: Second, first: Answer, workload:
     """Returns None, with a note, if the model does not take the second inputs or answers them in another form."""
     try:
         answer = _answer(step, second.inputs)
+        if answer.form == first.form and (answer.is_finite or not first.is_finite):
+            return answer
+        what = "are not finite" if answer.form == first.form else "have another structure"
+        why = f"the outputs of a second one {what}"
     except Exception as error:
         if is_out_of_memory(error):
             raise
         why = f"the model fails on a second one: {one_line(error)}"
-    else:
-        if answer.form == first.form and (answer.is_finite or not first.is_finite):
-            return answer
-        why = (
-            f"the outputs of a second one {'are not finite' if answer.form == first.form else 'have another structure'}"
-        )
     workload.notes.append(note("one-input-set", f"outputs are compared on one set of inputs: {why}"))
     return None
 
@@ -348,25 +346,23 @@ class LossReference(Reference):
             setup = _strict(workload, device)
             ranks.distribute(setup)
             with unchanged_afterwards(model):
-                return _values(run(TrainingStep(setup, spec.workload.optimizer), seed))
+                values: list[float] = run(TrainingStep(setup, spec.workload.optimizer), seed).float().tolist()
+            return values
 
         keep_if_written(workload, torch.enable_grad)
         torch.manual_seed(spec.seed)
         fresh = device.random_state()
         losses = strict()
-        draws_random_numbers = not torch.equal(fresh, device.random_state())
+        draws_random_numbers = ranks.any_of(not torch.equal(fresh, device.random_state()))
         if ranks.any_of(stands_still(losses)):  # a model that learns slowly at first may move on a longer way
             count *= LONGER_PATH
             losses = strict()
         with rounded_weights(model, number_format):
             floor = path_difference(strict(), losses).rel_l2
-        seed_floor = None
-        if ranks.any_of(draws_random_numbers):
-            seed_floor = path_difference(strict(spec.seed + 1), losses).rel_l2
         return cls(
             number_format=number_format,
             floor=floor,
-            seed_floor=seed_floor,
+            seed_floor=path_difference(strict(spec.seed + 1), losses).rel_l2 if draws_random_numbers else None,
             own_format=own_format(model),
             losses=losses,
             run=run,
@@ -376,11 +372,10 @@ class LossReference(Reference):
         path = self.run(step)
         # A loss of the user's own stays in the model's format, which alone moves it by up to half a unit.
         half_unit = torch.finfo(path.dtype).eps / 2
-        bits = path_difference([loss * (1 + half_unit) for loss in self.losses], self.losses).rel_l2
-        reference = self
+        bits, reference = path_difference([loss * (1 + half_unit) for loss in self.losses], self.losses).rel_l2, self
         if bits > self.floor:
-            reference = LossReference(**{**vars(self), "floor": bits, "cause": "the format of the loss"})
-        losses = _values(path)
+            reference = replace(self, floor=bits, cause="the format of the loss")
+        losses = path.float().tolist()
         return self._with_losses(reference.verdict(path_difference(losses, self.losses)), losses)
 
     def as_numerics(self) -> Numerics:
@@ -395,14 +390,6 @@ class LossReference(Reference):
             reference_losses=tuple(map(finite_or_none, self.losses)),
         )
 
-    def sketched(self) -> Answer | None:
-        return None  # the losses themselves are kept
-
-
-def _values(path: Tensor) -> list[float]:
-    values: list[float] = path.float().tolist()
-    return values
-
 
 @dataclass(kw_only=True)
 class GreedyReference(Reference):
@@ -416,18 +403,17 @@ class GreedyReference(Reference):
     @classmethod
     def of(cls, workload: Workload, device: Device, number_format: str) -> GreedyReference:
         step = GenerateStep(_strict(workload, device))
-        floor, logits = 0.0, list[Tensor]()
+        floor, logits, length = 0.0, list[Tensor](), min(step.decoder.new_tokens, CHECKED_TOKENS)
         with step.context():
-            if isinstance(step.decoder, WholeGenerator):
-                tokens = step.decoder.generate(step.decoder.new_tokens)[:, :CHECKED_TOKENS].clone()
-            else:
-                tokens = step.write(min(step.decoder.new_tokens, CHECKED_TOKENS))
+            tokens = _written(step, length)
+            if not isinstance(step.decoder, WholeGenerator):
                 logits = step.forced(tokens)
                 _refuse_a_useless_cache(workload, step.decoder, tokens, logits)
                 with rounded_weights(workload.model, number_format):
                     floor = _logit_difference(step.forced(tokens), logits).rel_l2
         step.decoder.forget()  # no switch may find the cache in fp32
-        return cls(number_format=number_format, floor=floor, tokens=tokens, logits=logits)
+        sketched = Answer(numbers=logits, exact=[tokens])
+        return cls(number_format=number_format, floor=floor, sketched=sketched, tokens=tokens, logits=logits)
 
     def as_numerics(self) -> Numerics:
         is_finite, length = all(bool(row.isfinite().all()) for row in self.logits), self.tokens.shape[1]
@@ -435,44 +421,47 @@ class GreedyReference(Reference):
         return msgspec.structs.replace(own, greedy_tokens=length, greedy_agreed=length)
 
     def judge(self, step: Any, setup: Setup) -> Numerics:
-        length = self.tokens.shape[1]
+        length, found, broken = self.tokens.shape[1], list[Tensor](), list[str]()
         with step.context():
-            if isinstance(step.decoder, WholeGenerator):
-                with watching_for_nan(step.decoder) as broken:
-                    tokens = step.decoder.generate(step.decoder.new_tokens)[:, :length]
-                agreed, why = self._agreed(tokens), note("unchecked", "only its tokens can be compared")
-                passed = agreed == length or (self.number_format != "fp32" and not broken)
-                if broken and agreed < length:
-                    why = note("not-finite", f"what {broken[0]} returns is not a number")
-                numerics = Numerics(method="tokens", number_format=self.number_format, passed=passed, reason=why)
+            if self.logits:
+                found = step.forced(self.tokens)
+                tokens = _written(step, length)
             else:
-                found, tokens = step.forced(self.tokens), step.write(length)
-                numerics, agreed = self.verdict(_logit_difference(found, self.logits)), self._agreed(tokens)
-                assert numerics.reason is not None
-                why = note(numerics.reason.code, f"{numerics.reason}; {agreed} of {length} greedy tokens agree")
-                if numerics.passed and not self._explains(tokens, found):
-                    text = f"token {agreed + 1} differs from fp32's, and its logits were not close"
-                    numerics, why = msgspec.structs.replace(numerics, passed=False), note("above-tolerance", text)
+                with watching_for_nan(step.decoder) as broken:
+                    tokens = _written(step, length)
+        # Tokens count from the first on, as long as they are the same in all sequences.
+        agreed = int((tokens == self.tokens).all(dim=0).int().cumprod(0).sum())
+        if self.logits:
+            numerics = self.verdict(_logit_difference(found, self.logits))
+            assert numerics.reason is not None
+            why = note(numerics.reason.code, f"{numerics.reason}; {agreed} of {length} greedy tokens agree")
+            if numerics.passed and not self._explains(tokens, found):
+                text = f"token {agreed + 1} differs from fp32's, and its logits were not close"
+                numerics, why = msgspec.structs.replace(numerics, passed=False), note("above-tolerance", text)
+        else:
+            passed = agreed == length or (self.number_format != "fp32" and not broken)
+            numerics = Numerics(method="tokens", number_format=self.number_format, passed=passed)
+            why = note("unchecked", "only its tokens can be compared")
+            if broken and agreed < length:
+                why = note("not-finite", f"what {broken[0]} returns is not a number")
         return msgspec.structs.replace(numerics, reason=why, greedy_tokens=length, greedy_agreed=agreed)
-
-    def _agreed(self, tokens: Tensor) -> int:
-        """Returns the number of tokens from the first on that are the same in all sequences."""
-        return int((tokens == self.tokens).all(dim=0).int().cumprod(0).sum())
 
     def _explains(self, tokens: Tensor, found: list[Tensor]) -> bool:
         """True if each sequence first leaves the reference's at a token that the error of the logits left undecided."""
         for row, differs in enumerate((tokens != self.tokens).int()):
-            if not differs.any():
-                continue
             step = int(differs.argmax())
             expected = self.logits[step][row]
             margin = expected[self.tokens[row, step]] - expected[tokens[row, step]]
-            if float(margin) > 4 * float((found[step][row] - expected).abs().max()):
+            if differs.any() and float(margin) > 4 * float((found[step][row] - expected).abs().max()):
                 return False
         return True
 
-    def sketched(self) -> Answer | None:
-        return Answer(numbers=self.logits, exact=[self.tokens])
+
+def _written(step: GenerateStep, length: int) -> Tensor:
+    """Returns the first tokens that the step writes by itself."""
+    if isinstance(step.decoder, WholeGenerator):
+        return step.decoder.generate(step.decoder.new_tokens)[:, :length].clone()
+    return step.write(length)
 
 
 def _refuse_a_useless_cache(workload: Workload, decoder: Decoder, tokens: Tensor, logits: list[Tensor]) -> None:
@@ -505,16 +494,13 @@ def watching_for_nan(model: nn.Module) -> Iterator[list[str]]:
     broken: list[str] = []
 
     def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if any(bool(tensor.isnan().any()) for tensor in tensors):
+        if any(tensor.isnan().any() for _, tensor in float_tensors(output)):
             broken.append(name or type(module).__name__)
 
-    hooks = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
-    try:
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_hook(partial(look, name)).remove)
         yield broken
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 AnyReference = OutputReference | LossReference | GreedyReference
@@ -523,21 +509,18 @@ Timed = InferenceStep | TrainingStep | GenerateStep
 
 def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks) -> AnyReference:
     """Returns the text of a generation, the outputs of an inference, or the losses of a training, in strict fp32."""
-    number_format = number_format_of(spec.recipe, workload.task, workload.model)
+    form = number_format_of(spec.recipe, workload.task, workload.model)
     if workload.task == "generate":
-        return GreedyReference.of(workload, device, number_format)
+        return GreedyReference.of(workload, device, form)
     if workload.task == "train":
-        return LossReference.of(spec, workload, device, number_format, ranks)
-    return perhaps_differentiating(
-        workload, device, lambda: OutputReference.of(workload, device, number_format, spec.seed)
-    )
+        return LossReference.of(spec, workload, device, form, ranks)
+    return perhaps_differentiating(workload, device, lambda: OutputReference.of(workload, device, form, spec.seed))
 
 
 def numerics_of(reference: AnyReference, step: Timed, setup: Setup) -> Numerics:
     """Returns how far the step under its recipe is from the reference, with a sketch of the reference to compare with other commits."""
     numerics = reference.judge(step, setup) if setup.switches else reference.as_numerics()
-    answer = reference.sketched()
-    return numerics if answer is None else with_sketch(numerics, answer)
+    return numerics if reference.sketched is None else with_sketch(numerics, reference.sketched)
 
 
 def with_sketch(numerics: Numerics, answer: Answer) -> Numerics:

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-SIDES = {"int8": 8, "int8-weights": 8, "fp8": 16, "fp8-weights": 16, "int4": 128, "int4-weights": 128}
+SIDES = {"int8": 8, "int8-weights": 8, "fp8": 16, "fp8-weights": 16}
 """Both sides of a weight must be a multiple of this number for the GPU's product in that format."""
 
 
@@ -155,25 +155,23 @@ class WithAttention(torch.nn.Module):
             return self.model(*args, **kwargs)
 
 
-def symbolic_graph(model: torch.nn.Module) -> torch.fx.Graph:
-    """Returns the graph of one call of the model, in which torch's own layers, and layers made from them, are units."""
+class LayerTracer(torch.fx.Tracer):
+    """Makes a graph of one call of a model, in which torch's own layers, and layers made from them, are units."""
 
-    class Tracer(torch.fx.Tracer):
-        def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
-            units = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.conv._ConvNd, torch.nn.Linear)
-            return isinstance(module, units) or super().is_leaf_module(module, name)
-
-    before = set(vars(model))
-    try:
-        return Tracer().trace(model)
-    finally:
-        for name in set(vars(model)) - before:  # the tracer leaves constants on the model
-            delattr(model, name)
+    def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
+        units = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.conv._ConvNd)
+        return isinstance(module, units) or super().is_leaf_module(module, name)
 
 
 def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
-    """Returns the names of (layer, BatchNorm) where the BatchNorm takes what the layer gives, and nobody else does."""
-    graph, modules = symbolic_graph(model), dict(model.named_modules(remove_duplicate=False))
+    """Returns the names of (convolution, BatchNorm) where the BatchNorm takes what the convolution gives, and nobody else does."""
+    before = set(vars(model))
+    try:
+        graph = LayerTracer().trace(model)
+    finally:
+        for name in set(vars(model)) - before:  # the tracer leaves constants on the model
+            delattr(model, name)
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     owners = [id(module) for module in modules.values()]
     calls = [id(modules[node.target]) for node in graph.nodes if node.op == "call_module"]
     weights = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
@@ -186,50 +184,31 @@ def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
         counts = [owners.count(id(module)), calls.count(id(module)), *map(weights.count, own)]
         return not hooks and name not in read and all(count == 1 for count in counts)
 
-    def is_foldable(layer: Any, norm: Any) -> bool:
-        # Subclasses may do more in their forward than the layer they come from.
-        if type(norm).__name__ not in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
-            return False
-        if type(layer).__name__.startswith("ConvTranspose") and layer.groups != 1:
-            return False
-        kinds = ("Linear", *(f"Conv{kind}{rank}d" for kind in ("", "Transpose") for rank in (1, 2, 3)))
-        stock = all(type(module).__module__.startswith("torch.nn.modules") for module in (layer, norm))
-        measured = not norm.training and norm.running_mean is not None
-        return stock and measured and type(layer).__name__ in kinds
-
-    pairs = []
+    pairs, nn = [], torch.nn
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     for node in graph.nodes:
         sources = node.all_input_nodes
-        if len(sources) == 1 and node.op == sources[0].op == "call_module" and len(sources[0].users) == 1:
-            layer, norm = sources[0].target, node.target
-            if is_foldable(modules[layer], modules[norm]) and is_alone(layer) and is_alone(norm):
-                pairs.append((layer, norm))
+        if len(sources) != 1 or not node.op == sources[0].op == "call_module" or len(sources[0].users) != 1:
+            continue
+        layer, norm = modules[sources[0].target], modules[node.target]
+        # Subclasses may do more in their forward than the layer they come from.
+        if type(layer) not in convolutions or type(norm) not in norms or (layer.transposed and layer.groups != 1):
+            continue
+        has_statistics = not norm.training and norm.running_mean is not None
+        if has_statistics and is_alone(sources[0].target) and is_alone(node.target):
+            pairs.append((sources[0].target, node.target))
     return pairs
 
 
-def fold_batchnorms(model: torch.nn.Module, args: tuple, kwargs: dict) -> list[tuple[str, str]]:
-    """Fold in place: the layer takes over the scale and the shift, and an Identity stands where the BatchNorm was."""
+def fold_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
+    """Fold in place: the convolution takes over the scale and the shift, and an Identity stands where the BatchNorm was."""
     pairs = foldable_batchnorms(model)
-    ranks: dict[str, int] = {}
-    linear = [layer for layer, _ in pairs if isinstance(model.get_submodule(layer), torch.nn.Linear)]
-    if linear:
-        # Behind more than two axes BatchNorm scales another one than the features of the layer.
-        watched = {model.get_submodule(name): name for name in linear}
-        watch = [
-            layer.register_forward_hook(lambda layer, _, output: ranks.update({watched[layer]: output.dim()}))
-            for layer in watched
-        ]
-        with torch.no_grad():
-            model(*args, **kwargs)
-        for handle in watch:
-            handle.remove()
-    pairs = [pair for pair in pairs if pair[0] not in linear or ranks.get(pair[0]) == 2]
     for layer_name, norm_name in pairs:
         layer: Any = model.get_submodule(layer_name)
         norm: Any = model.get_submodule(norm_name)
         layer.weight, layer.bias = fuse_conv_bn_weights(
-            layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
-            transpose=type(layer).__name__.startswith("ConvTranspose"),
+            layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias, transpose=layer.transposed
         )  # fmt: skip
         parent, _, name = norm_name.rpartition(".")
         setattr(model.get_submodule(parent), name, torch.nn.Identity())
@@ -237,7 +216,7 @@ def fold_batchnorms(model: torch.nn.Module, args: tuple, kwargs: dict) -> list[t
 
 
 class OnnxModel:
-    """Called like the model it was made from, with inputs of the same shapes. Inputs and outputs are not copied."""
+    """Called like the model it was made from, with inputs of the same shapes, on a CPU. Inputs and outputs are not copied."""
 
     ELEMENT_TYPES = {
         torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7,
@@ -245,45 +224,25 @@ class OnnxModel:
     }  # fmt: skip
 
     def __init__(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        with torch.no_grad():
-            # The leaves say what to make room for at each call; those that are no tensors stay as they are.
-            self.leaves, self.structure = tree_flatten(model(*args, **kwargs))
-        self.form = CallForm(args, kwargs)
-        given = self.form.tensors(args, kwargs)
-        self.device = given[0].device
-        self.stream: Any = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        with torch.no_grad():
-            program: Any = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "model.onnx")
-            program.save(path, external_data=True)  # within one file a model may have 2 GB
-            self.session = self.open_session(path)
-        self.inputs = [value.name for value in self.session.get_inputs()]
-        self.outputs = [value.name for value in self.session.get_outputs()]
-        shapes = [list(tensor.shape) for tensor in given]
-        if [value.shape for value in self.session.get_inputs()] != shapes:
-            raise RuntimeError(f"the exported model takes {self.inputs} of other shapes than the {shapes} it was given")
-        if len(self.outputs) != sum(isinstance(leaf, torch.Tensor) for leaf in self.leaves):
-            raise RuntimeError(f"the exported model returns {len(self.outputs)} tensors, and the model does not")
-
-    def open_session(self, path: str) -> Any:
         import onnxruntime
 
-        options, self.run_options = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
+        options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        if self.device.type != "cuda":
-            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        # On a stream of ours, and without waiting at the end: the host runs ahead, as it does with torch.
-        self.run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        settings = {
-            "device_id": str(self.device.index or 0),
-            "user_compute_stream": str(self.stream.cuda_stream),
-            "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),
-        }
-        session = onnxruntime.InferenceSession(path, options, providers=[("CUDAExecutionProvider", settings)])
-        if "CUDAExecutionProvider" not in session.get_providers():
-            raise RuntimeError("ONNX Runtime could not start its CUDA provider and would have computed on the CPU")
-        return session
+        self.form = CallForm(args, kwargs)
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            # The leaves say what to make room for at each call; those that are no tensors stay as they are.
+            self.leaves, self.structure = tree_flatten(model(*args, **kwargs))
+            program: Any = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False)
+            path = os.path.join(folder, "model.onnx")
+            program.save(path, external_data=True)  # within one file a model may have 2 GB
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.inputs, self.outputs = self.session.get_inputs(), self.session.get_outputs()
+        shapes = [list(tensor.shape) for tensor in self.form.tensors(args, kwargs)]
+        if [value.shape for value in self.inputs] != shapes:
+            names = [value.name for value in self.inputs]
+            raise RuntimeError(f"the exported model takes {names} of other shapes than the {shapes} it was given")
+        if len(self.outputs) != sum(isinstance(leaf, torch.Tensor) for leaf in self.leaves):
+            raise RuntimeError(f"the exported model returns {len(self.outputs)} tensors, and the model does not")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [tensor.contiguous() for tensor in self.form.tensors(args, kwargs)]
@@ -291,21 +250,14 @@ class OnnxModel:
         leaves = [room_for(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         binding = self.session.io_binding()
-        for name, tensor in zip(self.inputs, given, strict=True):
-            binding.bind_input(name, *self.place_of(tensor))
-        for name, tensor in zip(self.outputs, made, strict=True):
-            binding.bind_output(name, *self.place_of(tensor))
-        if self.stream is None:
-            self.session.run_with_iobinding(binding, self.run_options)
-        else:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            self.session.run_with_iobinding(binding, self.run_options)
-            torch.cuda.current_stream().wait_stream(self.stream)
+        for bind, values, tensors in (
+            (binding.bind_input, self.inputs, given), (binding.bind_output, self.outputs, made),
+        ):  # fmt: skip
+            for value, tensor in zip(values, tensors, strict=True):
+                kind = self.ELEMENT_TYPES[tensor.dtype]
+                bind(value.name, "cpu", 0, kind, tuple(tensor.shape), tensor.data_ptr())
+        self.session.run_with_iobinding(binding)
         return tree_unflatten(leaves, self.structure)
-
-    def place_of(self, tensor: torch.Tensor) -> tuple:
-        kind = self.ELEMENT_TYPES[tensor.dtype]
-        return self.device.type, self.device.index or 0, kind, tuple(tensor.shape), tensor.data_ptr()
 
 
 def run_on_graphs(hook: str, work: Any) -> Any:
@@ -326,43 +278,25 @@ def run_on_graphs(hook: str, work: Any) -> Any:
     return work
 
 
-class PatchProduct(torch.nn.Module):
-    """This is a convolution whose patches lie side by side, done as one matrix product over the patches."""
-
-    kernel_size: tuple[int, ...]
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        sizes, weight = self.kernel_size, self.weight
-        if images.dim() != len(sizes) + 2:  # one item without a batch
-            return super().forward(images)
-        counts = [side // size for side, size in zip(images.shape[2:], sizes, strict=True)]
-        for axis in range(len(sizes) + 1, 1, -1):
-            count, size = counts[axis - 2], sizes[axis - 2]
-            # A convolution leaves out what fills no patch, too.
-            images = images.narrow(axis, 0, count * size).unflatten(axis, (count, size))
-        across, within = range(2, images.dim(), 2), range(3, images.dim(), 2)
-        # In the order in which the weight lies in memory, so that it need not be copied.
-        is_channels_last = weight.stride(1) == 1
-        inside = [*within, 1] if is_channels_last else [1, *within]
-        rows = weight.movedim(1, -1) if is_channels_last else weight
-        patches = images.permute(0, *across, *inside).reshape(-1, weight[0].numel())
-        product = torch.nn.functional.linear(patches, rows.reshape(len(weight), -1), self.bias)
-        output = product.view(len(images), *counts, len(weight)).movedim(-1, 1)
-        return output if is_channels_last else output.contiguous()
-
-
-class PatchConv1d(PatchProduct, torch.nn.Conv1d):
-    pass
-
-
-class PatchConv2d(PatchProduct, torch.nn.Conv2d):
-    pass
-
-
-class PatchConv3d(PatchProduct, torch.nn.Conv3d):
-    pass
+def patch_product(layer: Any, images: torch.Tensor) -> torch.Tensor:
+    """A convolution whose patches lie side by side, done as one matrix product over the patches."""
+    sizes, weight = layer.kernel_size, layer.weight
+    if images.dim() != len(sizes) + 2:  # one item without a batch
+        return type(layer).forward(layer, images)
+    counts = [side // size for side, size in zip(images.shape[2:], sizes, strict=True)]
+    for axis in range(len(sizes) + 1, 1, -1):
+        count, size = counts[axis - 2], sizes[axis - 2]
+        # A convolution leaves out what fills no patch, too.
+        images = images.narrow(axis, 0, count * size).unflatten(axis, (count, size))
+    across, within = range(2, images.dim(), 2), range(3, images.dim(), 2)
+    # In the order in which the weight lies in memory, so that it need not be copied.
+    is_channels_last = weight.stride(1) == 1
+    inside = [*within, 1] if is_channels_last else [1, *within]
+    rows = weight.movedim(1, -1) if is_channels_last else weight
+    patches = images.permute(0, *across, *inside).reshape(-1, weight[0].numel())
+    product = torch.nn.functional.linear(patches, rows.reshape(len(weight), -1), layer.bias)
+    output = product.view(len(images), *counts, len(weight)).movedim(-1, 1)
+    return output if is_channels_last else output.contiguous()
 
 
 def patch_convolutions(model: torch.nn.Module) -> list[Any]:
@@ -384,7 +318,7 @@ def patches_as_products(model: torch.nn.Module) -> int:
     """Compute each of them as a product, in place, and return how many there are. Weights and their names stay."""
     layers = patch_convolutions(model)
     for layer in layers:
-        layer.__class__ = {1: PatchConv1d, 2: PatchConv2d, 3: PatchConv3d}[len(layer.kernel_size)]
+        layer.forward = functools.partial(patch_product, layer)
     return len(layers)
 
 

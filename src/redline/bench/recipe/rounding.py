@@ -22,13 +22,11 @@ from redline.bench.recipe.plain import plain_linears
 FP32_PERTURBATION = 2.0**-20
 """Another sound fp32 algorithm (Winograd, another order of sums) differs by about 16 units in the last place."""
 TF32_DROPPED_BITS = 13
-INT4_GROUP = 128
-"""torchao lets this many weights of a row share a scale and a zero."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False, "int4-weights": False}
+QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False}
 """Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
 HALF_UNITS = {
-    "fp32": FP32_PERTURBATION, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2.0**-8, "fp8": 2.0**-4, "int4": 2.0**-4,
+    "fp32": FP32_PERTURBATION, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2.0**-8, "fp8": 2.0**-4,
 }  # fmt: skip
 """This is half a unit in the last place, relative to the number."""
 OWN_FORMATS = {torch.float64: "fp64", torch.complex128: "fp64", **{dtype: name for name, dtype in DTYPES.items()}}
@@ -65,13 +63,6 @@ def rounded_tensor(tensor: Tensor, number_format: str) -> Tensor:
     if number_format.startswith("fp8"):
         scale = (tensor.abs().amax() / torch.finfo(torch.float8_e4m3fn).max).clamp(min=tiny)
         return (tensor / scale).to(torch.float8_e4m3fn).to(tensor.dtype) * scale
-    if number_format == "int4-weights":
-        if tensor.shape[-1] % INT4_GROUP:
-            return tensor
-        groups = tensor.reshape(*tensor.shape[:-1], -1, INT4_GROUP)
-        low = groups.amin(dim=-1, keepdim=True)
-        scale = ((groups.amax(dim=-1, keepdim=True) - low) / 15).clamp(min=tiny)
-        return (((groups - low) / scale).round() * scale + low).reshape(tensor.shape)
     # int8 has a scale for each row: an output channel of a weight, a token of an activation.
     scale = (tensor.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=tiny)
     return (tensor / scale).round() * scale

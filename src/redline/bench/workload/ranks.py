@@ -261,7 +261,7 @@ class Ranks:
         if self.several and setup.task == "train" and not setup.is_sharded:
             device = setup.device
             ids = [device.torch_device] if device.is_accelerator else None
-            setup.distributed = DistributedDataParallel(setup.workload.model, device_ids=ids, **setup.ddp_options)
+            setup.distributed = DistributedDataParallel(setup.workload.model, device_ids=ids)
             setup.model = setup.distributed
 
     def probe(self, request: AllReduce, device: Device) -> AllReduced:

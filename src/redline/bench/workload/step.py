@@ -68,8 +68,6 @@ class Setup:
     """Switches call these checks once a step has run. A check raises if the switch did not do what its name says."""
     shortens_launches: bool = False
     """It is compiled or recorded: when it has run, all its kernels are loaded, and how soon they start may be what counts."""
-    ddp_options: dict[str, Any] = field(default_factory=dict)
-    """The options of DistributedDataParallel, if several ranks train."""
     distributed: torch.nn.parallel.DistributedDataParallel | None = None
     """The model as several ranks train it, below any compiler."""
     is_sharded: bool = False

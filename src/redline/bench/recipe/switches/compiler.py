@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
@@ -52,6 +53,12 @@ BY_OPTIONS: dict[str, dict[str, Any]] = {
     "pdl": {**TUNED, "triton.enable_pdl": True},
 }
 """Arguments that are options of inductor rather than a mode of torch.compile."""
+KINDS_OF_SETTINGS: dict[str, tuple[type, str]] = {
+    "fullgraph": (bool, "true or false"),
+    "dynamic": (bool, "true or false"),
+    "backend": (str, "a name"),
+}
+"""What torch.compile itself is told; other options are inductor's."""
 DECODE_TUNING_S = 45.0
 """Measured cost of coordinate descent on a decode step, whose layers are alike: 35 to 54 s, and 39 s beside `decode-kernels`."""
 SMALLEST_SHARE = 0.3
@@ -97,53 +104,55 @@ class Compile(RecipeSwitch):
             )
 
     def accept_options(self, options: dict[str, OptionValue]) -> None:
-        for name in ("fullgraph", "dynamic"):
-            if not isinstance(options.get(name, False), bool):
-                raise SpecError(f"compile: {name} must be true or false, got {options[name]!r}")
-        if not isinstance(options.get("backend", ""), str):
-            raise SpecError(f"compile: backend must be a name, got {options['backend']!r}")
-        for name in options.keys() - {"fullgraph", "dynamic", "backend"}:
-            if not _is_inductor_option(name):
-                raise SpecError(
-                    f"compile has no option {name!r}: give fullgraph, dynamic, backend or an inductor option"
-                )
+        for name, value in options.items():
+            kind, words = KINDS_OF_SETTINGS.get(name, (object, ""))
+            if not isinstance(value, kind):
+                raise SpecError(f"compile: {name} must be {words}, got {value!r}")
+            if not words and not _is_inductor_option(name):
+                known = f"{', '.join(KINDS_OF_SETTINGS)} or an inductor option"
+                raise SpecError(f"compile has no option {name!r}: give {known}")
 
     def _settings(self) -> dict[str, Any]:
-        options, mode = dict(self.switch.options), self.argument
+        given, mode = self.switch.options, self.argument
         # One process measures one shape: let the compiler specialise on it.
-        settings: dict[str, Any] = {"dynamic": options.pop("dynamic", False)}
-        settings |= {name: options.pop(name) for name in ("fullgraph", "backend") if name in options}
-        if mode in BY_OPTIONS:
-            options = BY_OPTIONS[mode] | options
-        elif mode not in (None, "default", "regional"):
+        settings: dict[str, Any] = {"dynamic": False}
+        settings |= {name: value for name, value in given.items() if name in KINDS_OF_SETTINGS}
+        options = BY_OPTIONS.get(mode or "", {}) | {name: given[name] for name in given.keys() - settings.keys()}
+        if mode not in (None, "default", "regional", *BY_OPTIONS):
             settings["mode"] = mode
         if options and "mode" in settings:
             raise SpecError(f"compile: mode {mode} and options ({', '.join(sorted(options))}) exclude each other")
-        if options:
-            settings["options"] = options
+        settings |= {"options": options} if options else {}
         if settings.get("backend", "inductor") != "inductor" and settings.keys() & {"mode", "options"}:
             # torch would drop them with a line in a log, and the row would claim what did not happen.
             raise SpecError(f"compile: modes and options are inductor's; backend {settings['backend']} takes none")
         return settings
 
-    def refusal(self, device: Device) -> str | None:
+    def refused_by(self, device: Device) -> str | None:
         if self.argument == "freeze" and self.task != "infer":
             changed = "which training changes" if self.task == "train" else "the tensors of a static cache among them"
             return f"freeze turns weights into constants, {changed}; use it for inference"
         if self.argument in ("combine", "coordinate-descent", "pdl") and not device.is_accelerator:
-            does = "it combines small" if self.argument == "combine" else "coordinate descent tunes"
-            return f"{does} Triton kernels, and a CPU runs none"
+            return f"{self.argument} is about Triton kernels, and a CPU runs none"
         if self.argument != "pdl":
             return None
         unknown = "inductor of this torch does not know it"
         return device.early_launch_refusal() if _is_inductor_option("triton.enable_pdl") else unknown
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         if self.argument == "freeze" and facts is not None and facts.mutates:
             return f"freeze turns buffers into constants, and the forward writes to {facts.mutates[0]}"
         if isinstance(model, torch.jit.ScriptModule):
             return "torch.compile does not take TorchScript: give the module it was made from"
-        return why_not_by_block(model, facts) if self.argument == "regional" else None
+        if self.argument != "regional":
+            return None
+        blocks = facts.blocks if facts is not None else None
+        if blocks is None:
+            return None if facts is None and repeated_blocks(model) else "no block of the model repeats"
+        if blocks.kinds is not None and blocks.count < ALIKE * blocks.kinds:
+            return f"its {blocks.count} blocks are of {blocks.kinds} kinds, and each kind is compiled separately"
+        little = f"its blocks take only {blocks.share:.0%} of the forward's time"
+        return little if blocks.share < SMALLEST_SHARE else None
 
     def is_doubtful(self, facts: Facts) -> bool:
         # Kernels that draw random numbers could not be combined (pytorch issue 168124).
@@ -201,17 +210,6 @@ class Compile(RecipeSwitch):
             code.model_lines.append(f"model = torch.compile(model, {settings})")
 
 
-def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
-    """Returns why compiling block by block would save nothing or leave most of the model as it was, or None if it may pay."""
-    blocks = facts.blocks if facts is not None else None
-    if blocks is None:
-        return None if facts is None and repeated_blocks(model) else "no block of the model repeats"
-    if blocks.kinds is not None and blocks.count < ALIKE * blocks.kinds:
-        return f"its {blocks.count} blocks are of {blocks.kinds} kinds, and each kind is compiled separately"
-    little = f"its blocks take only {blocks.share:.0%} of the forward's time"
-    return little if blocks.share < SMALLEST_SHARE else None
-
-
 def _is_inductor_option(name: str) -> bool:
     from torch._inductor import list_options
 
@@ -254,7 +252,7 @@ def cache_state() -> Literal["cold", "warm", "mixed"] | None:
     return None
 
 
-Call = tuple[torch.nn.Module, Any]
+Call = tuple[nn.Module, Any]
 """A call has a block, and the positional and named inputs of its first call in a step."""
 
 
@@ -267,23 +265,17 @@ def compile_together(setup: Setup, spec: RunSpec) -> None:
     from torch._inductor.runtime import runtime_utils
 
     utilities: Any = runtime_utils
-    program = hashlib.sha256(msgspec.json.encode((spec.workload, spec.recipe, spec.device))).hexdigest()[:16]
     folder = Path(utilities.cache_dir()) / "redline-locks"  # processes with another cache share nothing
     folder.mkdir(parents=True, exist_ok=True)
+    program = msgspec.json.encode((spec.workload, spec.recipe, spec.device))
     devices = [setup.device.torch_device] if setup.device.is_accelerator else []
+    works: dict[str, list[Call]] = {}
     try:
         with torch.random.fork_rng(devices):  # the first step draws the numbers that it would have drawn without this
-            calls = _first_calls(setup)
-            firsts = {_kind(call): name for name, call in reversed(calls.items())}
-            # One of each kind first: two processes that begin with blocks that are alike would both compile the same.
-            for some in (set(firsts.values()), calls.keys() - firsts.values()):
-                in_turns(
-                    [
-                        (folder / f"{program}-{name}.lock", partial(_run, setup, call))
-                        for name, call in calls.items()
-                        if name in some
-                    ]
-                )
+            for call in _first_calls(setup):
+                # Whoever is first compiles the first of a kind, and finds the others in the cache.
+                works.setdefault(hashlib.sha256(program + _kind(call).encode()).hexdigest()[:16], []).append(call)
+            in_turns([(folder / f"{kind}.lock", partial(_run, setup, calls)) for kind, calls in works.items()])
     except TorchDynamoException:
         raise
     except Exception as error:
@@ -309,49 +301,45 @@ def in_turns(works: Sequence[tuple[Path, Callable[[], None]]]) -> None:
                 work()
 
 
-def _first_calls(setup: Setup) -> dict[str, Call]:
+def _first_calls(setup: Setup) -> list[Call]:
     """Returns the first call of each block, as a step without a compiler makes it."""
-    found: dict[str, Call] = {}
-
-    def keep(name: str, block: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        found.setdefault(name, (block, (args, kwargs)))
-
-    blocks = {name: setup.workload.model.get_submodule(name) for name in setup.compiled_blocks}
-    hooks = [block.register_forward_pre_hook(partial(keep, name), with_kwargs=True) for name, block in blocks.items()]
-    try:
+    found: dict[nn.Module, Any] = {}
+    with ExitStack() as stack:
+        for name in setup.compiled_blocks:
+            block = setup.workload.model.get_submodule(name)
+            keep = lambda block, *inputs: found.setdefault(block, inputs) and None  # noqa: E731
+            stack.callback(block.register_forward_pre_hook(keep, with_kwargs=True).remove)
         with torch.compiler.set_stance("force_eager"), setup.autocast():
             setup.model(*setup.args, **setup.kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    return list(found.items())
 
 
-def _run(setup: Setup, call: Call) -> None:
-    """Run a block forward and, in training, backward: each is compiled when it is first needed."""
-    (block, inputs), copies = call, dict[int, Tensor]()
-    if setup.task == "train":
+def _run(setup: Setup, calls: Sequence[Call]) -> None:
+    """Run blocks forward and, in training, backward: each is compiled when it is first needed."""
+    for block, inputs in calls:
+        copies = dict[int, Tensor]()
         # The same values, with a gradient that ends here; a tensor that is passed twice stays one.
-        inputs = pytree.tree_map_only(
-            Tensor, lambda leaf: copies.setdefault(id(leaf), leaf.detach().requires_grad_(leaf.requires_grad)), inputs
+        args, kwargs = pytree.tree_map_only(
+            Tensor,
+            lambda leaf: copies.setdefault(id(leaf), leaf.detach().requires_grad_(leaf.requires_grad)),  # noqa: B023
+            inputs,
         )
-    args, kwargs = inputs
-    with setup.autocast():
-        output = block(*args, **kwargs)
-    results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if setup.task == "train" and results:
-        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
-        block.zero_grad(set_to_none=True)
+        with setup.autocast():
+            output = block(*args, **kwargs)
+        results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if setup.task == "train" and results:
+            torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+            block.zero_grad(set_to_none=True)
 
 
-def _kind(call: Call) -> object:
+def _kind(call: Call) -> str:
     """Returns the part of a call that can be seen from outside: blocks of one kind share a compiled program, unless constants in them differ."""
 
     def described(leaf: Any) -> object:
         if isinstance(leaf, Tensor):
             return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.requires_grad, leaf.is_inference()
-        return repr(leaf) if isinstance(leaf, bool | int | float | str | None) else type(leaf)
+        return leaf if isinstance(leaf, bool | int | float | str | None) else type(leaf)
 
-    (block, inputs) = call
+    block, inputs = call
     leaves, structure = pytree.tree_flatten((inputs, dict(block.named_parameters())))
-    return type(block), str(structure), tuple(map(described, leaves))
+    return repr((type(block), structure, list(map(described, leaves))))

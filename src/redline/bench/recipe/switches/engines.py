@@ -9,28 +9,21 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Callable
+from abc import abstractmethod
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.recipe.base import (
-    COMPILER,
-    INFER,
-    RecipeCode,
-    RecipeSwitch,
-    data_dependence,
-    registered,
-)
+from redline.bench.recipe.base import COMPILER, INFER, RecipeCode, RecipeSwitch, data_dependence, registered
 from redline.bench.recipe.plain import OnnxModel
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError
 from redline.model.record import Capabilities
 from redline.model.work import Facts
-
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 class _Engine(RecipeSwitch):
@@ -43,10 +36,9 @@ class _Engine(RecipeSwitch):
     does = Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True)
     # Autocast is torch's and is not there when an engine computes; layouts are the engine's own business.
     excludes = frozenset({"compile", "torchscript", "onnx", "tensorrt", "amp", "amp-bf16", "channels-last"})
+    failing = "cannot run this model"
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        if facts is not None and facts.strange_outputs:
-            return f"the model returns {facts.strange_outputs[0]}, a class that torch's pytree does not know"
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         dependence = data_dependence(facts) if facts is not None else None
         return f"a program made from one example keeps one way, and this model {dependence}" if dependence else None
 
@@ -54,64 +46,52 @@ class _Engine(RecipeSwitch):
         """Values that Python reads from tensors are not part of a program: an exporter refuses most models that read."""
         return bool(facts.reads)
 
-    def build(self, setup: Setup, build: Callable[[], object], failing: str) -> None:
+    def apply(self, setup: Setup) -> None:
         """Make the engine's program the model; what goes wrong is a failure of the compiler."""
+        started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # exporters warn about their own insides, torch.jit of its retirement
             try:
-                setup.model = build()  # type: ignore[assignment]
+                setup.model = self.program(setup)
+            except BenchError:
+                raise
             except Exception as error:  # these libraries share no class of errors
                 if is_out_of_memory(error):
                     raise  # a failure of another kind, known by its own error
-                raise BenchError("compile", f"{self.name} {failing}: {self.reason(error)}") from error
+                raise BenchError("compile", f"{self.name} {self.failing}: {self.reason(error)}") from error
+        if self.packages:
+            taken = f"exported and loaded in {time.perf_counter() - started:.1f} s"
+            setup.notes[self.name] = f"{taken}; memory figures are torch's and leave out what it holds"
+
+    @abstractmethod
+    def program(self, setup: Setup) -> Any:
+        """Returns what is called in place of the model."""
 
     def reason(self, error: BaseException) -> str:
-        return one_line(error)
+        """An exporter wraps its reason into advice of many lines, ONNX Runtime into codes and a file that is gone by now."""
+        if error.__cause__ is not None:
+            return self.reason(error.__cause__)
+        return re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", one_line(error))
 
 
 @registered
 class OnnxRuntime(_Engine):
     name = "onnx"
-    summary = "export to ONNX and run by ONNX Runtime, on the CPU or through its CUDA provider (inference)"
+    summary = "export to ONNX and run by ONNX Runtime on the CPU (inference)"
     packages = ("onnx", "onnx", "onnxscript", "onnxruntime")
     carries = (OnnxModel,)
     lines = ("model = OnnxModel(model, args, kwargs)",)
+    remarks = ("Needs onnx, onnxscript and onnxruntime.",)
 
     def formats(self, facts: Facts) -> frozenset[str]:
         """It has no kernels for most operators in bf16."""
         return frozenset({"fp32", "fp16"})
 
-    def refusal(self, device: Device) -> str | None:
-        if (missing := super().refusal(device)) is not None:
-            return missing
-        provider = PROVIDERS.get(device.kind)
-        if provider is None:
-            return f"there is no provider of ONNX Runtime for {device.kind} here"
-        import onnxruntime
+    def refused_by(self, device: Device) -> str | None:
+        return "it runs on a CPU here; a GPU has compile and tensorrt" if device.is_accelerator else None
 
-        if provider in onnxruntime.get_available_providers():
-            return None
-        return f"this ONNX Runtime has no {provider}; for a GPU install onnxruntime-gpu in place of onnxruntime"
-
-    def apply(self, setup: Setup) -> None:
-        import onnxruntime
-
-        started = time.perf_counter()
-        self.build(setup, lambda: OnnxModel(setup.workload.model, setup.args, setup.kwargs), "cannot run this model")
-        engine = f"ONNX Runtime {onnxruntime.__version__}, {PROVIDERS[setup.device.kind]}"
-        setup.notes[self.name] = f"{engine}, exported and loaded in {time.perf_counter() - started:.1f} s"
-        if setup.device.is_accelerator:
-            setup.notes[self.name] += "; memory figures are torch's and leave out what ONNX Runtime holds"
-
-    def reason(self, error: BaseException) -> str:
-        """The exporter wraps its reason into advice of many lines, the runtime into codes and a file that is gone by now."""
-        if error.__cause__ is not None:
-            return self.reason(error.__cause__)
-        return re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", one_line(error))
-
-    def write(self, code: RecipeCode) -> None:
-        super().write(code)
-        code.notes.append(f"Needs onnx, onnxscript and onnxruntime{'-gpu' if code.device == 'cuda' else ''}.")
+    def program(self, setup: Setup) -> OnnxModel:
+        return OnnxModel(setup.workload.model, setup.args, setup.kwargs)
 
 
 @registered
@@ -120,36 +100,28 @@ class TensorRt(_Engine):
     summary = "an engine built by TensorRT (torch-tensorrt), in the number format of the rest of the recipe (inference)"
     is_slow_to_prepare = True
     packages = ("tensorrt", "torch_tensorrt")
+    imports = ("import torch_tensorrt",)
     lines = (
         'model = torch_tensorrt.compile(model, ir="dynamo", arg_inputs=list(args), kwarg_inputs=kwargs, '
         "use_explicit_typing=True, disable_tf32=not torch.backends.cuda.matmul.allow_tf32)",
     )
+    failing = "cannot build an engine"
 
-    def refusal(self, device: Device) -> str | None:
-        if device.kind != "cuda":
-            return f"TensorRT runs on NVIDIA GPUs, not on {device.kind}"
-        return super().refusal(device)
+    def refused_by(self, device: Device) -> str | None:
+        return None if device.kind == "cuda" else f"TensorRT runs on NVIDIA GPUs, not on {device.kind}"
 
-    def apply(self, setup: Setup) -> None:
+    def program(self, setup: Setup) -> Any:
         import torch_tensorrt
 
-        def build() -> object:
-            return torch_tensorrt.compile(
-                setup.workload.model,
-                ir="dynamo",
-                arg_inputs=list(setup.args),
-                kwarg_inputs=setup.kwargs,
-                # The engine computes in the formats that the recipe has given the model, and in no other.
-                use_explicit_typing=True,
-                disable_tf32=not torch.backends.cuda.matmul.allow_tf32,
-            )
-
-        self.build(setup, build, "cannot build an engine")
-        setup.notes[self.name] = "memory figures are torch's and leave out what TensorRT holds"
-
-    def write(self, code: RecipeCode) -> None:
-        super().write(code)
-        code.bring_in("import torch_tensorrt")
+        return torch_tensorrt.compile(
+            setup.workload.model,
+            ir="dynamo",
+            arg_inputs=list(setup.args),
+            kwarg_inputs=setup.kwargs,
+            # The engine computes in the formats that the recipe has given the model, and in no other.
+            use_explicit_typing=True,
+            disable_tf32=not torch.backends.cuda.matmul.allow_tf32,
+        )
 
 
 @registered
@@ -159,15 +131,16 @@ class TorchScript(_Engine):
     excludes = frozenset({"onnx", "tensorrt"})
     prepare_s = 3.0
     """About the time to trace a model and to freeze what was traced."""
+    failing = "cannot trace it"
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        if found := super().irrelevance(model, facts):
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
+        if found := super().unsuited(model, facts):
             return found
         # Inputs that take the other way may come later: no comparison of outputs here would show that.
         reads = ", ".join(facts.reads[:3]) if facts is not None else ""
         return f"a trace keeps what Python read from the tensors of one example ({reads})" if reads else None
 
-    def apply(self, setup: Setup) -> None:
+    def program(self, setup: Setup) -> Any:
         leaves = pytree.tree_leaves((setup.args, setup.kwargs))
         others = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         why = f"tensors, and the model takes {others[0]} too" if others else None
@@ -175,8 +148,7 @@ class TorchScript(_Engine):
             why = "positional or keyword inputs, not both at once"
         if why is not None:
             raise BenchError("unsupported", f"torchscript traces {why}", switches=(self.name,), scope="switch")
-
-        def build() -> object:
+        with torch.inference_mode(), setup.autocast(cache=False):
             traced = torch.jit.trace(
                 setup.workload.model,
                 example_inputs=setup.args or None,
@@ -185,9 +157,6 @@ class TorchScript(_Engine):
                 check_trace=False,  # the numerics check compares far more than a second trace would
             )
             return torch.jit.optimize_for_inference(torch.jit.freeze(traced))
-
-        with torch.inference_mode(), setup.autocast(cache=False):
-            self.build(setup, build, "cannot trace it")
 
     def reason(self, error: BaseException) -> str:
         """Returns its first line, and the next as long as one ends in a comma, where torch.jit breaks its sentences."""

@@ -1,6 +1,6 @@
 """Number formats: TF32 inside fp32, autocast (AMP), models cast whole, and matrix products quantized by torchao.
 
-Quantization (int8 and int4 for inference, fp8 for training too) is neither tried nor recommended unless it is asked for.
+Quantization (int8 for inference, fp8 for training too) is neither tried nor recommended unless it is asked for.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Tf32(RecipeSwitch):
     excludes = frozenset({"fp16", "bf16"})  # nothing is left in fp32 for it to speed up
     flag_lines = ("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",)
 
-    def refusal(self, device: Device) -> str | None:
+    def refused_by(self, device: Device) -> str | None:
         return device.tf32_refusal()
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         has_products = facts is None or any(facts.kinds.get(kind) for kind in PRODUCTS)
         return None if has_products else "no matrix product or convolution runs in this model"
 
@@ -66,7 +66,7 @@ class _Precision(RecipeSwitch):
         assert self.number_format is not None
         self.dtype = DTYPES[self.number_format]
 
-    def refusal(self, device: Device) -> str | None:
+    def refused_by(self, device: Device) -> str | None:
         return device.refusal_of(self.dtype)
 
 
@@ -106,7 +106,7 @@ class Bf16(_Precision):
                 "weights kept in 16 bits drop small updates, which shows later than a short comparison of losses"
             )
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         """A short comparison cannot see it: in bf16 a count stops at 256, in fp16 at 2048."""
         if facts is None or not facts.accumulates:
             return None
@@ -144,7 +144,7 @@ class _Quantized(RecipeSwitch):
     does = Capabilities(quantizes=True)
     # Autocast would cast what goes into a layer whose scales are fp32; models cast whole are what torchao documents.
     # The engines take the weights out of the model by ways that quantized ones do not go.
-    excludes = frozenset({"int8", "fp8", "int4", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
+    excludes = frozenset({"int8", "fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
     packages = ("quant", "torchao")
     config: ClassVar[dict[str | None, str]]
     """The names of torchao's configs, by argument."""
@@ -156,7 +156,7 @@ class _Quantized(RecipeSwitch):
         if self.argument == "weight-only":
             self.number_format = f"{self.name}-weights"
 
-    def irrelevance(self, model: nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         if facts is not None:
             linear = facts.layers.get("linear")
             time_share = linear.share if linear is not None else 0.0
@@ -222,16 +222,6 @@ class Int8(_Quantized):
 
 
 @registered
-class Int4(_Quantized):
-    name = "int4"
-    summary = "weights of linear layers in int4 (torchao, groups of 128); activations stay in bf16; needs a GPU"
-    number_format = "int4-weights"
-    config: ClassVar[dict[str | None, str]] = {None: "Int4WeightOnlyConfig"}
-    config_options: ClassVar[dict[str, Any]] = {"group_size": 128}
-    needs_gpu = "torchao packs int4 weights for GPUs only"
-
-
-@registered
 class Fp8(_Quantized):
     name = "fp8"
     summary = "products of linear layers in fp8 (torchao), scaled as they come; fp8:weight-only; Ada, Hopper and later"
@@ -250,5 +240,5 @@ class Fp8(_Quantized):
             # Weights stay as they are and every product is rounded, also under autocast: torchao trains bf16 and fp32 models so.
             self.excludes = frozenset({"int8", "amp", "fp16"})
 
-    def refusal(self, device: Device) -> str | None:
-        return device.refusal_of(torch.float8_e4m3fn) or super().refusal(device)
+    def refused_by(self, device: Device) -> str | None:
+        return device.refusal_of(torch.float8_e4m3fn)

@@ -176,13 +176,13 @@ class Graphs(RecipeSwitch):
             )
             self.needs = (SwitchNeed(beside="amp", wants=("fused-optimizer",), reason=why),)
 
-    def refusal(self, device: Device) -> str | None:
+    def refused_by(self, device: Device) -> str | None:
         if self.task == "train" and world_size() > 1:
             between = "compile:reduce-overhead records what lies between"
             return f"a step that waits for other ranks is not recorded; {between}"
         return device.graph_refusal()
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         if facts is None:
             return None
         if facts.synchronises or (facts.synchronises is None and facts.reads):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -14,7 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
-from redline.bench.device.failure import is_out_of_memory, is_without_attention_backend, one_line, refused_attention
+from redline.bench.device.failure import (
+    is_out_of_memory,
+    is_without_attention_backend,
+    one_line,
+    refused_attention,
+    user_line,
+)
 from redline.bench.recipe.base import (
     ALL_MODELS,
     ATTENTION,
@@ -51,7 +55,6 @@ from redline.model.units import counted
 from redline.model.work import Facts
 
 FORMAT_BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
-NOT_THE_MODELS = (Path(torch.__file__).parent, Path(__file__).parents[1])
 
 
 class _ForConvolutions(RecipeSwitch):
@@ -59,9 +62,9 @@ class _ForConvolutions(RecipeSwitch):
     fewest_axes: ClassVar[int] = 3
     without_weights: ClassVar[str] = "the model has no convolutions"
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         has_weights = self.task == "step" or any(weight.dim() >= self.fewest_axes for weight in model.parameters())
-        return super().irrelevance(model, facts) or (None if has_weights else self.without_weights)
+        return None if has_weights else self.without_weights
 
 
 @registered
@@ -73,18 +76,13 @@ class ChannelsLast(_ForConvolutions):
     fewest_axes = 4
     without_weights = "the model has no convolution weights whose layout could change"
     lines = ("model = model.to(memory_format=torch.channels_last)",)
+    input_changes = ("tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor",)
 
     def apply(self, setup: Setup) -> None:
         model = setup.workload.model
         for rank in {parameter.dim() for parameter in model.parameters()} & FORMAT_BY_RANK.keys():
             model.to(memory_format=FORMAT_BY_RANK[rank])
         setup.change_inputs(_channels_last)
-
-    def write(self, code: RecipeCode) -> None:
-        super().write(code)
-        code.input_changes.append(
-            "tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor"
-        )
 
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,9 +101,8 @@ class CudnnBenchmark(_ForConvolutions):
     needs_gpu = "cuDNN runs on GPUs only"
     flag_lines = ("torch.backends.cudnn.benchmark = True",)
 
-    def refusal(self, device: Device) -> str | None:
-        missing = None if torch.backends.cudnn.is_available() else "this torch has no cuDNN"
-        return super().refusal(device) or missing
+    def refused_by(self, device: Device) -> str | None:
+        return None if torch.backends.cudnn.is_available() else "this torch has no cuDNN"
 
     def apply(self, setup: Setup) -> None:
         torch.backends.cudnn.benchmark = True
@@ -114,18 +111,16 @@ class CudnnBenchmark(_ForConvolutions):
 @registered
 class FoldBatchNorm(RecipeSwitch):
     name = "fold-bn"
-    summary = "BatchNorm folded into the convolution or linear layer before it (inference)"
+    summary = "BatchNorm folded into the convolution before it (inference)"
     stage = WEIGHTS
     relieves = "both"
     does = Capabilities(folds_norms=True)
     tasks = INFER
     layer = "batch-norm"
     carries = (fold_batchnorms,)
-    lines = ("fold_batchnorms(model, args, kwargs)",)
+    lines = ("fold_batchnorms(model)",)
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        if (not_run := super().irrelevance(model, facts)) is not None:
-            return not_run
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         if not norms:
             return "the model has no BatchNorm"
@@ -134,19 +129,13 @@ class FoldBatchNorm(RecipeSwitch):
         try:
             pairs = foldable_batchnorms(model)
         except Exception as error:  # a model may do anything to a tracer
-            frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
-            own = [frame for file, frame in frames if not any(map(file.is_relative_to, NOT_THE_MODELS))]
-            place = f" (in {own[-1].name}, {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+            place = f" ({line})" if (line := user_line(error)) else ""
             return f"torch.fx cannot trace the model: {one_line(error)}{place}"
-        return None if pairs else "no BatchNorm takes what one convolution or linear layer gives to it alone"
+        return None if pairs else "no BatchNorm takes what one convolution gives to it alone"
 
     def apply(self, setup: Setup) -> None:
-        model = setup.workload.model
-        norms = sum(isinstance(module, _BatchNorm) for module in model.modules())
-        pairs = fold_batchnorms(model, setup.args, setup.kwargs)
-        if not pairs:
-            why = "fold-bn: BatchNorm here scales another axis than the layer before it makes"
-            raise BenchError("unsupported", why)
+        norms = sum(isinstance(module, _BatchNorm) for module in setup.workload.model.modules())
+        pairs = fold_batchnorms(setup.workload.model)
         setup.notes[self.name] = f"folded {len(pairs)} of {norms} BatchNorm layers"
 
 
@@ -167,10 +156,10 @@ class PatchProducts(RecipeSwitch):
     carries = (patches_as_products,)
     lines = ("patches_as_products(model)",)
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        has_patches = not isinstance(model, torch.jit.ScriptModule) and patch_convolutions(model)
-        without = "no convolution of the model has a stride as large as its kernel, and no padding"
-        return super().irrelevance(model, facts) or (None if has_patches else without)
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
+        if not isinstance(model, torch.jit.ScriptModule) and patch_convolutions(model):
+            return None
+        return "no convolution of the model has a stride as large as its kernel, and no padding"
 
     def apply(self, setup: Setup) -> None:
         count = patches_as_products(setup.workload.model)
@@ -184,13 +173,13 @@ class FusedLinear(RecipeSwitch):
     stage = FLAGS
     tasks = INFER
     # Autocast does not know the joint kernel; torchao's layers have products of their own.
-    excludes = frozenset({"amp", "amp-bf16", "int8", "int4", "fp8"})
+    excludes = frozenset({"amp", "amp-bf16", "int8", "fp8"})
     needs = (SwitchNeed(wants=("compile",), reason="torch.compile puts the two together; add compile"),)
     needs_gpu = "the libraries of a CPU have no such kernel in torch"
     carries = (fuse_activations,)
     lines = ("fuse_activations()",)
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         if facts is None or (facts.activated is not None and facts.activated.share >= SMALLEST_ACTIVATIONS):
             return None
         if facts.activated is None:
@@ -223,10 +212,9 @@ class OverlapGradients(RecipeSwitch):
     carries = (overlap_gradients,)
     lines = ("overlap_gradients()",)
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        convolutions = facts.layers.get("convolution") if facts is not None else None
-        has_few = convolutions is not None and convolutions.calls < FEWEST_CONVOLUTIONS
-        return "it has too few convolutions" if has_few else super().irrelevance(model, facts)
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
+        has_few = facts is not None and facts.layers["convolution"].calls < FEWEST_CONVOLUTIONS
+        return "it has too few convolutions" if has_few else None
 
     def apply(self, setup: Setup) -> None:
         missing = "no convolution with a weight gradient that can be computed apart"
@@ -254,16 +242,14 @@ class Attention(RecipeSwitch):
             raise SpecError(f"switch sdpa needs a backend: {', '.join(f'sdpa:{name}' for name in BACKENDS)}")
         self.backend = BACKENDS[switch.argument]
 
-    def refusal(self, device: Device) -> str | None:
+    def refused_by(self, device: Device) -> str | None:
         if not device.is_accelerator and self.argument not in ON_CPU:
             return f"torch has no {self.argument} attention for the CPU, only {' and '.join(ON_CPU)}"
         return "cuDNN is NVIDIA's" if self.argument == "cudnn" and device.kind == "rocm" else None
 
-    def irrelevance(self, model: nn.Module, facts: Facts | None) -> str | None:
-        if facts is None or "attention" not in facts.layers:
-            return super().irrelevance(model, facts)
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         cannot = f"{self.argument} cannot do this model's attention here in any number format"
-        return None if self.formats(facts) else cannot
+        return None if facts is None or self.formats(facts) else cannot
 
     def formats(self, facts: Facts) -> frozenset[str]:
         return frozenset(form for form, backends in facts.attention_backends.items() if self.argument in backends)

@@ -1,5 +1,4 @@
-"""Switches for training and for memory: those that spare it, one that keeps it, and those of several ranks (how gradients
-are averaged, where weights lie).
+"""Switches for training and for memory: those that spare it, one that keeps it, and one that spreads it over several ranks.
 
 Those that spare memory make no step faster. They pay where a larger batch does.
 """
@@ -14,8 +13,6 @@ from redline.bench.recipe.base import DISTRIBUTE, FLAGS, RECOMPUTE, TRAIN, Recip
 from redline.bench.recipe.plain import recompute_blocks, repeated_blocks
 from redline.bench.workload.ranks import is_ranked, world_size
 from redline.bench.workload.step import Setup
-from redline.model.errors import SpecError
-from redline.model.spec import Switch, Task
 from redline.model.work import Facts
 
 FEW_PAGE_FAULTS = 64
@@ -31,11 +28,6 @@ class FusedOptimizer(RecipeSwitch):
     relieves = "both"
     tasks = TRAIN
     leaves_program = True
-
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        if facts is None or not facts.sparse_gradients:
-            return None
-        return f"fused optimizers take no sparse gradients, and that of {facts.sparse_gradients[0]} is one"
 
     def apply(self, setup: Setup) -> None:
         setup.optimizer_options["fused"] = True
@@ -59,7 +51,7 @@ class Checkpointing(RecipeSwitch):
     carries = (recompute_blocks,)
     lines = ("recompute_blocks(model)",)
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         return None if repeated_blocks(model) else "no block of the model repeats, so there is nothing to recompute by"
 
     def apply(self, setup: Setup) -> None:
@@ -77,16 +69,17 @@ class KeepMemory(RecipeSwitch):
     family = "allocator"
     relieves = "both"
     leaves_program = True
+    imports = ("import ctypes",)
     flag_lines = (
         "# Keep freed memory in the process (malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX).",
         "ctypes.CDLL(None).mallopt(-1, 2**31 - 1)",
         "ctypes.CDLL(None).mallopt(-4, 0)",
     )
 
-    def refusal(self, device: Device) -> str | None:
+    def refused_by(self, device: Device) -> str | None:
         return device.keeping_refusal()
 
-    def irrelevance(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
         if facts is None or facts.page_faults is None or facts.page_faults >= FEW_PAGE_FAULTS:
             return None
         return f"the kernel gives a step hardly any new memory ({facts.page_faults:.0f} page faults)"
@@ -94,74 +87,19 @@ class KeepMemory(RecipeSwitch):
     def apply(self, setup: Setup) -> None:
         setup.device.keep_memory(True)
 
-    def write(self, code: RecipeCode) -> None:
-        super().write(code)
-        code.bring_in("import ctypes")
-
-
-class _ForRanks(RecipeSwitch):
-    tasks = TRAIN
-
-    def refusal(self, device: Device) -> str | None:
-        return None if is_ranked() else "it is for several ranks: give --ranks"
-
-
-class _DdpOption(_ForRanks):
-    """This sets an option of DistributedDataParallel, which every training on several ranks uses unless it shards."""
-
-    stage = FLAGS
-    excludes = frozenset({"fsdp"})
-
-    def setting(self) -> tuple[str, object]:
-        return self.name.replace("-", "_"), True
-
-    def apply(self, setup: Setup) -> None:
-        setup.ddp_options.update([self.setting()])
-        if world_size() == 1:
-            setup.notes[self.name] = "changes nothing on one rank"
-
-    def write(self, code: RecipeCode) -> None:
-        name, value = self.setting()
-        code.notes.append(f"on several ranks: DistributedDataParallel(model, {name}={value!r})")
-
 
 @registered
-class GradientAsBucketView(_DdpOption):
-    name = "gradient-as-bucket-view"
-    summary = "gradients live in the buckets that are sent, which saves a copy and its memory (several ranks, training)"
-    relieves = "memory"
-
-
-@registered
-class StaticGraph(_DdpOption):
-    name = "static-graph"
-    summary = "DDP learns once in which order gradients come (several ranks, training; the model must not branch)"
-    relieves = "host"
-
-
-@registered
-class BucketSize(_DdpOption):
-    name = "bucket-size"
-    summary = "megabytes of gradients sent at once, such as bucket-size:mb=50 (several ranks, training; DDP's own: 25)"
-    option = "mb"
-    offered = ()
-
-    def __init__(self, switch: Switch, task: Task) -> None:
-        super().__init__(switch, task)
-        if not switch.options:
-            raise SpecError(f"switch bucket-size needs a size: write bucket-size:mb=50, got {switch}")
-
-    def setting(self) -> tuple[str, object]:
-        return "bucket_cap_mb", self.switch.options["mb"]
-
-
-@registered
-class Fsdp(_ForRanks):
+class Fsdp(RecipeSwitch):
     name = "fsdp"
     summary = "weights, gradients and optimizer state spread over the ranks, gathered block by block (FSDP2, training)"
     stage = DISTRIBUTE
     relieves = "memory"
+    tasks = TRAIN
     excludes = frozenset({"graphs"})
+    remarks = ("on several ranks: torch.distributed.fsdp.fully_shard on every block, then on the model",)
+
+    def refused_by(self, device: Device) -> str | None:
+        return None if is_ranked() else "it is for several ranks: give --ranks"
 
     def apply(self, setup: Setup) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -174,6 +112,3 @@ class Fsdp(_ForRanks):
             fully_shard(block, mesh=mesh)
         setup.is_sharded = True
         setup.notes[self.name] = f"{len(blocks)} blocks are gathered one by one" if blocks else "gathered as a whole"
-
-    def write(self, code: RecipeCode) -> None:
-        code.notes.append("on several ranks: torch.distributed.fsdp.fully_shard on every block, then on the model")
