@@ -142,7 +142,7 @@ def profile_all(path: Path, *, terminal: bool = True) -> Profile | None:
     Without `terminal` all but the tables of the terminal, which take most of the time.
     """
     try:
-        profile = profile_of(read_traces([path]), by_shape=True)
+        profile = profile_of(read_traces([path]))
     except TraceError as error:
         if "\n" in str(error):
             raise

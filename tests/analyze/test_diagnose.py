@@ -314,7 +314,7 @@ class TestTroublesOfKnownSize:
 
         found = diagnose(captured(facts_of(whole.read()), "baseline"))
         stall = next(finding for finding in found if finding.code == "host-stall")
-        assert "(capture with --stacks to see the Python functions)" in stall.next
+        assert "(capture with --stacks to see the Python functions" in stall.next
 
     @pytest.mark.parametrize("dress", DRESSES)
     def test_as_traces_of_others_show_it(self, dress: str) -> None:

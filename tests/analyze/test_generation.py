@@ -131,37 +131,19 @@ DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "pr
 
 
 @pytest.mark.parametrize(
-    ("changes", "recipe", "code", "advised"),
+    ("changes", "code", "advised"),
     [
-        ({"tpot_s": 0.00125}, "bf16", "decode-memory-bound", "-r bf16+int8:weight-only"),
-        ({"tpot_s": 0.010, "issue_share": 1.0}, "bf16", "decode-host-bound", "-r bf16+static-cache+graphs"),
-        ({"tpot_s": 0.010, "issue_share": 0.2}, "bf16", "decode-slow-kernels", "-r bf16+static-cache+compile"),
-        (
-            {"tpot_s": 0.010},
-            "bf16+static-cache+compile+graphs",
-            "decode-slow-kernels",
-            "-r bf16+static-cache+graphs+compile:coordinate-descent",
-        ),
-        (
-            {"tpot_s": 0.010},
-            "bf16+static-cache+sdpa:math+compile:pdl+graphs",
-            "decode-slow-kernels",
-            "-r bf16+static-cache+sdpa:math+compile:pdl+graphs+decode-kernels",
-        ),
-        (
-            {"tpot_s": 0.010},
-            "bf16+static-cache+decode-kernels+compile:pdl+graphs",
-            "decode-slow-kernels",
-            "a larger batch",
-        ),
-        ({"tpot_s": 0.010}, "int8+static-cache+compile:pdl+graphs", "decode-slow-kernels", "a larger batch"),
-        ({"ttft_s": 1.0, "tpot_s": 0.00125}, "bf16", "prefill-bound", "a shorter prompt"),
+        ({"tpot_s": 0.00125}, "decode-memory-bound", "half the bytes per token"),
+        ({"tpot_s": 0.010, "issue_share": 1.0}, "decode-host-bound", "static-cache+graphs"),
+        ({"tpot_s": 0.010, "issue_share": 0.2}, "decode-slow-kernels", "compile:coordinate-descent"),
+        ({"tpot_s": 0.010}, "decode-slow-kernels", "a larger batch"),
+        ({"ttft_s": 1.0, "tpot_s": 0.00125}, "prefill-bound", "a shorter prompt"),
     ],
 )
-def test_what_limits_a_generation(changes: dict[str, float], recipe: str, code: str, advised: str) -> None:
-    found = diagnosed(generated(**changes), recipe)
+def test_what_limits_a_generation(changes: dict[str, float], code: str, advised: str) -> None:
+    found = diagnosed(generated(**changes))
     assert DECODE & found.keys() == {code}
-    assert found[code].next.startswith(advised)
+    assert advised in found[code].next
     assert found[code].gain_bound > 1.0
 
 

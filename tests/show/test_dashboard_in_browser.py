@@ -189,9 +189,8 @@ def nothing_was_asked_of_the_network(browser: Any) -> None:
 
 def the_captured_step_can_be_looked_at(browser: Any, width: int) -> None:
     boxes = "return [...document.querySelectorAll('#timeline .boxes')].map(b => Number(b.dataset.drawn))"
-    timeline, flame = browser.ask(boxes)
+    (timeline,) = browser.ask(boxes)
     assert timeline > 1000
-    assert flame > 5
     shares = (
         "const c = document.querySelector('#timeline canvas'); const p = c.getContext('2d');"
         "const d = p.getImageData(0, 0, c.width, c.height).data; let n = 0;"

@@ -155,16 +155,6 @@ def test_a_step_that_is_marked_twice_is_one_step() -> None:
     assert len(step_marks(maker.read())) == 2
 
 
-def test_begins_and_ends_apart_are_told() -> None:
-    maker = TraceMaker()
-    maker.operator("aten::mm", 0, 9_000)
-    maker.event("B", "cpu_op", "aten::add", 10_000, None)
-    maker.event("E", "cpu_op", "aten::add", 20_000, None)
-    lost = maker.read().lost
-    assert lost.events == 1
-    assert "written apart" in lost.reasons[0]
-
-
 def test_gzip_files_in_a_row_are_one(tmp_path: Path) -> None:
     text = some_events().text().encode()
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(text[:5000]) + gzip.compress(text[5000:]))

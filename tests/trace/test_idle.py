@@ -12,7 +12,7 @@ from kineto import AUTOGRAD, GEMM, TraceMaker, training_trace
 from redline.trace.columns import Trace
 from redline.trace.decode import read_trace
 from redline.trace.host import HostView
-from redline.trace.idle import CAUSES, IdleTime, Latency, idle_time, waits_of
+from redline.trace.idle import CAUSES, IdleTime, idle_time, waits_of
 from redline.trace.timeline import device_views
 from redline.trace.window import recorded
 
@@ -27,7 +27,7 @@ def analysed(trace: Trace) -> tuple[HostView, IdleTime, int]:
     host = HostView(found.links)
     (view,) = device_views(found.links)
     bounds = found.bounds(view.device, view.busy)
-    idle = idle_time(host, view.rows, bounds, view.busy, Latency(10 * US))
+    idle = idle_time(host, view.rows, bounds, view.busy, 10 * US)
     return host, idle, bounds[1] - bounds[0] - view.busy.total
 
 

@@ -7,12 +7,13 @@ import random
 import numpy as np
 import pytest
 
+from redline.trace.columns import HostRanges
 from redline.trace.links import DEEPEST, Nesting
 
 
 def nest(rows: list[tuple[int, int, int]]) -> Nesting:
     thread, start, end = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-    return Nesting(thread.astype(np.int32), start, end)
+    return Nesting(HostRanges(np.zeros(len(rows), np.int32), start, end - start, thread.astype(np.int32)))
 
 
 def by_stack(rows: list[tuple[int, int, int]]) -> list[int]:
@@ -72,7 +73,7 @@ def test_same_start_same_end_and_no_length() -> None:
 def test_namesakes_inside_each_other_are_found_at_any_depth() -> None:
     rows = [(0, 0, 100), (0, 1, 99), (0, 2, 98), (0, 200, 300)]
     found = nest(rows)
-    assert found.repeats(np.array([7, 8, 7, 7], np.int32)).tolist() == [2]
+    assert found.has_namesake_around(np.array([7, 8, 7, 7], np.int32)).tolist() == [False, False, True, False]
 
 
 def test_absurd_depth_does_not_hang() -> None:
@@ -80,4 +81,4 @@ def test_absurd_depth_does_not_hang() -> None:
     rows = [(0, n, 3 * count - n) for n in range(count)]
     found = nest(rows)
     assert int(found.depth.max()) == DEEPEST
-    assert len(found.repeats(np.zeros(count, np.int32))) == count - 1
+    assert found.has_namesake_around(np.zeros(count, np.int32)).sum() == count - 1

@@ -194,15 +194,14 @@ class TestCollectives:
         assert (row.name, row.message_bytes, row.group_size, row.calls) == ("allreduce", 4 << 20, 2, 6)
         assert row.wait_s == pytest.approx(3 * 300e-6)
         assert row.transfer_s == pytest.approx(6 * 200e-6)
-        assert row.algorithm_bytes_per_s == pytest.approx((4 << 20) / 200e-6)
         assert row.bus_bytes_per_s == pytest.approx((4 << 20) / 200e-6)  # 2 (n - 1) / n is 1 for two ranks
         worst = profile.stragglers[0]
         assert (worst.label, worst.last, worst.collectives) == ("rank 1, device 1", 3, 3)
         assert worst.waited_s == pytest.approx(900e-6)
 
-    def test_one_rank_alone_is_held_against_its_fastest_call(self) -> None:
+    def test_of_one_rank_alone_nobody_knows_how_long_it_waits(self) -> None:
         (row,) = profiled(reduced(0, (800, 2700), computes=50)).collectives
-        assert row.wait_s == pytest.approx(100e-6)
+        assert row.wait_s is None
         assert row.hidden_s == pytest.approx(100e-6)
         assert (row.min_s, row.max_s) == (pytest.approx(200e-6), pytest.approx(300e-6))
 
@@ -219,5 +218,4 @@ class TestCollectives:
         }  # fmt: skip
         maker.kernel(REDUCE, 0, 100 * US, launched=-5 * US, **args)
         (row,) = profiled(maker).collectives
-        assert row.algorithm_bytes_per_s == pytest.approx(2000 / 100e-6)
         assert row.bus_bytes_per_s == pytest.approx(factor * 2000 / 100e-6)

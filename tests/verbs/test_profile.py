@@ -23,8 +23,6 @@ from redline.model.spec import LaunchSpec, RunSpec
 from redline.model.work import MemoryUse
 from redline.show.profile import kernel_csv
 from redline.trace.decode import read_trace
-from redline.trace.links import Links
-from redline.trace.timeline import device_views, strip_of
 from redline.verbs.profile import ProfileResult, result_of
 from redline.verbs.workspace import Workspace
 
@@ -54,7 +52,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def shown(maker: TraceMaker, path: Path, **how: Any) -> ProfileResult:
-    return result_of(profile_of([read_trace(maker.write(path))], by_shape=True), **how)
+    return result_of(profile_of([read_trace(maker.write(path))]), **how)
 
 
 def evil(path: Path) -> ProfileResult:
@@ -95,8 +93,6 @@ def test_the_document_has_what_the_tables_show(trace: Path) -> None:
     assert timeline["busy"] > 0
     assert values(found["tables"]["findings"])[0]["finding"] == "data-wait"
     assert "lost" not in [each["code"] for each in found["notes"]]
-    operators = document(trace, "--by-shape")["tables"]["operators"]
-    assert len({row["dims"] for row in operators if row["name"] == "aten::linear_inner"}) == 2
 
 
 def test_a_file_that_was_cut_is_read_and_says_so(trace: Path) -> None:
@@ -133,16 +129,6 @@ def test_what_is_no_trace_is_one_line_and_exit_2(tmp_path: Path, text: str) -> N
     assert ran.stderr.startswith("redline: ")
 
 
-def test_strips_add_up_to_the_busy_time(tmp_path: Path) -> None:
-    truth = training_trace(tmp_path / "a.json", megabytes=2, seed=3).timeline()
-    (view,) = device_views(Links(read_trace(tmp_path / "a.json")))
-    strip = strip_of(view, (int(view.busy.start[0]), int(view.busy.end[-1])), stretches=97)
-    width = strip.span_s / 97
-    assert sum(strip.compute) * width == pytest.approx(truth["compute"] / 1e9, rel=1e-3)
-    assert sum(strip.communication) * width == pytest.approx(truth["exposed_communication"] / 1e9, rel=1e-2)
-    assert all(sum(parts) <= 1.001 for parts in zip(strip.compute, strip.communication, strip.copy, strict=True))
-
-
 # Files
 
 
@@ -168,33 +154,25 @@ def test_the_page_needs_nothing_else_and_escapes_every_name(tmp_path: Path) -> N
     assert "Content-Security-Policy" in page
 
 
-def test_the_page_draws_flames_memory_and_why_it_was_idle(tmp_path: Path) -> None:
+def test_the_page_draws_flames(tmp_path: Path) -> None:
     maker = TraceMaker()
     maker.frame("nn.Module: <b>Net</b>_0", 0, 100 * US)
     operator = maker.operator("aten::mm", 10 * US, 20 * US)
-    maker.memory(12 * US, 4096)
-    maker.memory(20 * US, 4096)
     maker.kernel(GEMM, 40 * US, 50 * US, launched=12 * US, operator=operator)
-    maker.kernel(GEMM, 300 * US, 50 * US, launched=290 * US)
     result = shown(maker, tmp_path / "a.json")
     page = result.to_html()
     assert "<h2>Where device time comes from</h2>" in page
     assert "&lt;b&gt;Net&lt;/b&gt;_0: 50.0 µs, 1 calls" in page
-    assert 'class="idle-host"' in page
-    assert "8.00 KiB in use" in page
     result.plot(tmp_path / "step.png")
     assert (tmp_path / "step.png").stat().st_size > 1000
 
 
-def test_the_kernel_table_as_csv_and_the_page(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_table_as_csv_and_the_page(trace: Path, tmp_path: Path) -> None:
     assert document(trace, "--csv", tmp_path / "k.csv", "--html", tmp_path / "p.html")
     assert (tmp_path / "k.csv").read_text().startswith('"Name","Calls"')
     page = (tmp_path / "p.html").read_text()
     assert "data-wait" in page
-    assert page.count("<rect") > 100
-    monkeypatch.chdir(tmp_path)
-    assert "a.profile.html" in run(trace, "--open").stdout.replace("\n", "")
-    assert (tmp_path / "a.profile.html").exists()
+    assert page.count("<rect") > 5
 
 
 def test_csv_has_the_layout_of_rocprof(tmp_path: Path) -> None:
@@ -295,7 +273,6 @@ def test_a_model_that_breaks_is_one_line_and_exit_5() -> None:
         (["resnet18", "--memory", "--steps", "2"], "traces nothing: leave out --steps"),
         (["a.json", "--memory"], "traces nothing: leave out --trace"),
         (["resnet18", "--memory", "--csv", "c.csv"], "traces nothing: leave out --csv"),
-        (["--import", "c.csv", "--by-shape"], "leave out --by-shape"),
         (["resnet18", "--steps", "0", "--device", "cpu"], "steps must be 1 or more"),
         (["resnet18", "--tool", "ncuu", "--device", "cpu"], "unknown profiler"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 from typing import Literal
 
 from redline.model.fields import Frozen
@@ -61,49 +61,46 @@ def _longer(compute_s: float, memory_s: float, *, all_known: bool) -> LimitedBy 
     return "memory" if all_known else None
 
 
+Side = tuple[OperatorWork, float, LimitedBy | None]
+"""It holds an operator, the least time of all its calls, and what limits it."""
+
+
 def attainable(work: WorkCount, ceilings: Ceilings) -> Attainable:
-    formats = work.flops_by_format()
-    known = {form: flops for form, flops in formats.items() if form in ceilings.flops_per_s}
-    least = [operator_time(one, ceilings) for one in work.operators]
-    sides = [(one, one.calls * seconds, side) for one, (seconds, side) in zip(work.operators, least, strict=True)]
-    kinds = [
-        _class_limit([side for side in sides if side[0].kind == kind])
-        for kind in dict.fromkeys(one.kind for one in work.operators)
-    ]
-
-    def spent(side: LimitedBy) -> float:
-        return sum(seconds for _, seconds, own in sides if own == side)
-
+    peaks, formats = ceilings.flops_per_s, work.flops_by_format()
+    kinds: defaultdict[OperatorKind, list[Side]] = defaultdict(list)
+    spent: defaultdict[LimitedBy | None, float] = defaultdict(float)
+    for one in work.operators:
+        seconds, side = operator_time(one, ceilings)
+        spent[side] += one.calls * seconds
+        kinds[one.kind].append((one, one.calls * seconds, side))
+    classes = (_class_limit(kind, sides) for kind, sides in kinds.items())
     return Attainable(
-        compute_s=sum(flops / ceilings.flops_per_s[form] for form, flops in known.items()),
+        compute_s=sum(flops / peaks[form] for form, flops in formats.items() if form in peaks),
         memory_s=work.compulsory_bytes / ceilings.copy_bytes_per_s,
-        unfused_s=sum(seconds for _, seconds, _ in sides),
-        unfused_compute_s=spent("compute"),
-        unfused_memory_s=spent("memory"),
-        classes=tuple(sorted(kinds, key=lambda one: -one.attainable_s)),
-        without_ceiling=tuple(sorted(form for form, flops in formats.items() if flops and form not in known)),
+        unfused_s=sum(spent.values()),
+        unfused_compute_s=spent["compute"],
+        unfused_memory_s=spent["memory"],
+        classes=tuple(sorted(classes, key=lambda one: -one.attainable_s)),
+        without_ceiling=tuple(sorted(form for form, flops in formats.items() if flops and form not in peaks)),
     )
 
 
 def operator_time(one: OperatorWork | OperatorTime, ceilings: Ceilings) -> tuple[float, LimitedBy | None]:
     """Returns what is the least time of one call, and what limits it. Only products are limited by the matrix units; everything else by its bytes."""
-    memory_s = one.bytes / ceilings.copy_bytes_per_s
-    has_products = one.kind in PRODUCTS and one.flops > 0
+    memory_s, has_products = one.bytes / ceilings.copy_bytes_per_s, one.kind in PRODUCTS and one.flops > 0
     peak = ceilings.flops_per_s.get(one.number_format) if has_products else None
     compute_s = one.flops / peak if peak else 0.0
-    all_known = peak is not None or not has_products
-    return max(compute_s, memory_s), _longer(compute_s, memory_s, all_known=all_known)
+    return max(compute_s, memory_s), _longer(compute_s, memory_s, all_known=bool(peak) or not has_products)
 
 
-def _class_limit(sides: Sequence[tuple[OperatorWork, float, LimitedBy | None]]) -> ClassLimit:
-    operators = [one for one, _, _ in sides]
+def _class_limit(kind: OperatorKind, sides: list[Side]) -> ClassLimit:
     total = sum(seconds for _, seconds, _ in sides)
     on_compute = sum(seconds for _, seconds, side in sides if side == "compute")
-    flops, moved = sum(one.flops * one.calls for one in operators), sum(one.bytes * one.calls for one in operators)
+    flops, moved = (sum(getattr(one, what) * one.calls for one, _, _ in sides) for what in ("flops", "bytes"))
     all_known = all(side is not None for _, _, side in sides)
     return ClassLimit(
-        name=operators[0].kind,
-        calls=sum(one.calls for one in operators),
+        name=kind,
+        calls=sum(one.calls for one, _, _ in sides),
         flops=flops,
         bytes=moved,
         intensity=flops / moved if moved else 0.0,

@@ -1,4 +1,4 @@
-"""This module says what limits a run (`bound`) and tells its least time (`attainable`).
+"""This module says what limits a run of which no trace was recorded: the first finding of the rules for records, else its work.
 
 The least time has two meanings, which are never mixed. The *roofline* of the whole step: all products at the speed of the matrix units, and
 the compulsory bytes at the speed of memory, whichever takes longer; no fusion gets below it. The *unfused* time: every
@@ -8,18 +8,39 @@ operator by itself, its products or its own bytes; what eager execution must tak
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from statistics import median
-from typing import Literal
+from typing import cast
 
 from redline.analyze.attainable import attainable
 from redline.analyze.blocks import device_kind, median_step_s, timed_blocks
-from redline.analyze.generation import generation_of
-from redline.model.fields import Frozen
-from redline.model.note import Note, note
+from redline.analyze.finding import Bound as Bound
+from redline.analyze.finding import BoundLabel as BoundLabel
+from redline.analyze.finding import Lanes, Removal, Rule, findings_of
+from redline.analyze.generation import Generation, generation_of
+from redline.model.note import Code, Note, note
 from redline.model.record import Block, RunRecord, steady_epochs, wait_share
 from redline.model.units import counted, format_bytes
 from redline.model.work import Ceilings
+
+HOST_BOUND_SHARE = 0.9
+"""Issuing a step takes this share of the step or more: the device waits for the host."""
+DATA_WAIT_SHARE = 0.1
+MEMORY_BOUND_BANDWIDTH = 0.8
+"""Share of the peak that counters report; more is hardly ever reached."""
+_ISSUED_FREELY = 3
+"""The issue of so many steps at a block's start is not yet held up by a full launch queue."""
+EXPLAINED_SHARE = 0.3
+"""Operators at their limits must make up this share of the step before one of the limits is named."""
+FUSED_SHARE = 0.5
+"""The same for a recipe that fuses operators, of which only products and compulsory bytes are known: most of the step."""
+OPERATORS_SHARE = 0.5
+"""On a CPU, operators that take less of a step are not its limit: whatever they gain, most of the step stays."""
+
+SAME_AS_DEVICE = note("same-as-device", "host and device are the same")
 
 
 def step_s(record: RunRecord) -> float | None:
@@ -27,116 +48,124 @@ def step_s(record: RunRecord) -> float | None:
     return median_step_s(timed_blocks(record, "throughput"))
 
 
-BoundLabel = Literal["host", "launch", "compute", "memory", "data", "communication", "device", "unknown"]
-"""`device`: the device is the limit, and whether by its arithmetic or by its memory is not known."""
+@dataclass(frozen=True)
+class RecordFacts:
+    """What a record tells without a trace: phases, and how long the host and the device take in a step."""
 
-HOST_BOUND_SHARE = 0.9
-"""Issuing a step takes this share of the step or more: the device waits for the host."""
+    record: RunRecord
+    ceilings: Ceilings | None = None
 
-DATA_WAIT_SHARE = 0.1
-MEMORY_BOUND_BANDWIDTH = 0.8
-"""Share of the peak that counters report; more is hardly ever reached."""
+    @cached_property
+    def whole_s(self) -> float:
+        return step_s(self.record) or 1.0
 
-_ISSUED_FREELY = 3
-"""The issue of so many steps at a block's start is not yet held up by a full launch queue."""
+    @cached_property
+    def generation(self) -> Generation | None:
+        return generation_of(self.record, self.ceilings)
 
-EXPLAINED_SHARE = 0.3
-"""Operators at their limits must make up this share of the step before one of the limits is named."""
+    def words(self, gone: Removal) -> Mapping[str, str]:
+        share, read = gone.seconds / self.whole_s, self.generation
+        words = {"share": f"{share:.0%}", "rest": f"{1 - share:.0%}", "issue": f"{share:.2f}"}
+        if read is not None:
+            words |= {"read": format_bytes(read.read_bytes), "reached": f"{read.bandwidth_share or 0.0:.0%}"}
+        return words
 
-FUSED_SHARE = 0.5
-"""The same for a recipe that fuses operators, of which only products and compulsory bytes are known: most of the step."""
-
-OPERATORS_SHARE = 0.5
-"""On a CPU, operators that take less of a step are not its limit: whatever they gain, most of the step stays."""
-
-SAME_AS_DEVICE = note("same-as-device", "host and device are the same")
+    def part(self, share: float | None, least: float) -> Removal | None:
+        """Returns the step without a part in which nothing else was going on, if that is more than a least share."""
+        if share is None or share <= least:
+            return None
+        return Lanes(self.whole_s, self.whole_s, 0.0).without(host_s=share * self.whole_s)
 
 
-class Bound(Frozen, frozen=True, kw_only=True):
-    label: BoundLabel
-    evidence: Note
+def _reading(facts: RecordFacts) -> Removal | None:
+    found = facts.generation
+    return facts.part(found.bandwidth_share, 0.0) if found is not None and found.reads_all_the_time else None
+
+
+def _outside_operators(facts: RecordFacts) -> Removal | None:
+    share = facts.record.prepared.operators_share if facts.record.prepared is not None else None
+    return facts.part(None if share is None else 1 - share, 1 - OPERATORS_SHARE)
+
+
+RULES: tuple[Rule[RecordFacts], ...] = (
+    Rule(
+        code="data",
+        removes=lambda facts: facts.part(wait_share(steady_epochs(facts.record.epochs)), DATA_WAIT_SHARE),
+        says="{share} of the training time is spent waiting for batches",
+        limit="data",
+    ),
+    Rule(
+        code="memory",
+        removes=_reading,
+        says="a decode step reads {read} at {reached} of the copy bandwidth",
+        limit="memory",
+    ),
+    Rule(
+        code="outside-operators",
+        removes=_outside_operators,
+        says="operators take {rest} of the step: Python, or what it waits for, takes the rest",
+        limit="host",
+    ),
+    Rule(
+        code="host",
+        removes=lambda facts: facts.part(telling_host_share(facts.record), HOST_BOUND_SHARE),
+        says="issue/step {issue}: the device waits for the host",
+        limit="host",
+    ),
+)
+LIMITS = {rule.code: rule.limit for rule in RULES}
+
+
+def first_limit(record: RunRecord, ceilings: Ceilings | None, *codes: str) -> Bound | None:
+    """Returns what the first finding of these rules says, of all where none is named; None where there is none."""
+    rules = (rule for rule in RULES if not codes or rule.code in codes)
+    for first in findings_of(rules, RecordFacts(record, ceilings)):
+        return Bound(label=LIMITS[first.code] or "unknown", evidence=note(cast("Code", first.code), first.evidence))
+    return None
 
 
 def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
-    if (nothing := _not_measured(record)) is not None:
-        return nothing
-    if (waiting := _waits_for_data(record)) is not None:
-        return waiting
-    if (reading := reads_all_the_time(record, ceilings)) is not None:
-        return reading
-    if (python := runs_python(record)) is not None:
-        return python
+    if not _is_measured(record):
+        return Bound(label="unknown", evidence=note("not-measured", "nothing was measured"))
+    if (found := first_limit(record, ceilings)) is not None:
+        return found
     if (untold := _untold_by_issuing(record)) is not None:
         return by_work(record, ceilings, untold, otherwise="device" if untold.code == "same-as-device" else "unknown")
-    share = host_share(record)
-    if share is None:
+    if (share := host_share(record)) is None:
         return by_work(record, ceilings, note("no-issue-times", "no issue times were kept"))
-    if share > HOST_BOUND_SHARE:
-        return Bound(label="host", evidence=note("host", f"issue/step {share:.2f}: the device waits for the host"))
     told = note("not-host", f"issue/step {share:.2f}: the device is the limit, not the host")
     return by_work(record, ceilings, told, otherwise="device")
 
 
-def runs_python(record: RunRecord) -> Bound | None:
-    """Returns the host as the bound if a CPU is outside of operators most of a step."""
-    share = record.prepared.operators_share if record.prepared is not None else None
-    if share is None or share >= OPERATORS_SHARE:
-        return None
-    text = f"operators take {share:.0%} of the step: Python, or what it waits for, takes the rest"
-    return Bound(label="host", evidence=note("outside-operators", text))
-
-
-def reads_all_the_time(record: RunRecord, ceilings: Ceilings | None) -> Bound | None:
-    """For a generation whose tokens take little longer than reading the weights."""
-    found = generation_of(record, ceilings)
-    if found is None or not found.reads_all_the_time or found.bandwidth_share is None:
-        return None
-    read = f"a decode step reads {format_bytes(found.read_bytes)}"
-    return Bound(
-        label="memory", evidence=note("memory", f"{read} at {found.bandwidth_share:.0%} of the copy bandwidth")
-    )
-
-
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
     """The bound from a kernel table with hardware counters, which has no data about the host."""
+    unknown = "a kernel table does not show what waits for what"
     if bandwidth_share is None:
-        text = "a kernel table does not show what waits for what"
-        return Bound(label="unknown", evidence=note("kernel-table", text))
+        return Bound(label="unknown", evidence=note("kernel-table", unknown))
     used = f"kernels use {bandwidth_share:.0%} of the memory bandwidth"
     if bandwidth_share > MEMORY_BOUND_BANDWIDTH:
         return Bound(label="memory", evidence=note("memory", used))
-    evidence = note("kernel-table", f"{used}; a kernel table does not show what waits for what")
-    return Bound(label="unknown", evidence=evidence)
+    return Bound(label="unknown", evidence=note("kernel-table", f"{used}; {unknown}"))
 
 
 def host_share(record: RunRecord) -> float | None:
     """Returns the host time that is needed to issue a step over the time of a step; None where nothing is issued ahead or kept."""
     blocks = timed_blocks(record, "throughput")
-    issue_s = list(chain.from_iterable(_free_issues(block) for block in blocks))
-    step_s = list(chain.from_iterable(block.samples for block in blocks))
-    if not issue_s or not step_s:
+    issues = list(chain.from_iterable(_free_issues(block) for block in blocks))
+    steps = list(chain.from_iterable(block.samples for block in blocks))
+    if not issues or not steps:
         return None
-    step_median_s = median(step_s)
-    return median(issue_s) / step_median_s if step_median_s > 0 else math.inf
+    return median(issues) / median(steps) if median(steps) > 0 else math.inf
 
 
 def _free_issues(block: Block) -> tuple[float, ...]:
     first = block.issue_s[:_ISSUED_FREELY]
     # The very first issue may pay for waking up the process or the device.
-    return first[1:] if len(first) > 1 else first
+    return first[1:] or first
 
 
-def _not_measured(record: RunRecord) -> Bound | None:
-    if record.failure is not None or not any(block.samples for block in record.blocks):
-        return Bound(label="unknown", evidence=note("not-measured", "nothing was measured"))
-    return None
-
-
-def _waits_for_data(record: RunRecord) -> Bound | None:
-    share = wait_share(steady_epochs(record.epochs))
-    if share is None or share <= DATA_WAIT_SHARE:
-        return None
-    return Bound(label="data", evidence=note("data", f"{share:.0%} of the training time is spent waiting for batches"))
+def _is_measured(record: RunRecord) -> bool:
+    return record.failure is None and any(block.samples for block in record.blocks)
 
 
 def _untold_by_issuing(record: RunRecord) -> Note | None:
@@ -169,8 +198,9 @@ def by_work(
     found = attainable(work, ceilings)
     if is_fused(record):
         compute_s, memory_s, enough, what = found.compute_s, found.memory_s, FUSED_SHARE, "fused work needs"
+        explained_s = max(compute_s, memory_s)
     else:
-        compute_s, memory_s = found.unfused_compute_s, found.unfused_memory_s
+        compute_s, memory_s, explained_s = found.unfused_compute_s, found.unfused_memory_s, found.unfused_s
         enough, what = EXPLAINED_SHARE, "unfused operators need"
     told = (
         f"at the device's limits, {what} {compute_s / measured_s:.0%} of the step for arithmetic and "
@@ -179,19 +209,17 @@ def by_work(
     # Products without a ceiling might take all of the step that the bytes leave.
     if found.without_ceiling and compute_s <= memory_s < measured_s / 2:
         return untold(f"no ceiling is known for {', '.join(found.without_ceiling)}")
-    explained_s = max(compute_s, memory_s) if is_fused(record) else found.unfused_s
     if explained_s < enough * measured_s:
         return untold(told)
-    label: BoundLabel = "compute" if compute_s >= memory_s else "memory"
-    return Bound(label=label, evidence=note("work", told))
+    return Bound(label="compute" if compute_s >= memory_s else "memory", evidence=note("work", told))
 
 
 def _no_ceilings(record: RunRecord | None) -> str:
     """On a CPU ceilings hold for one number of threads: those of another say nothing here."""
     environment = record.prepared.environment if record is not None and record.prepared is not None else None
-    if environment is None or environment.device.kind != "cpu" or not environment.threads:
+    threads = environment.threads if environment is not None and environment.device.kind == "cpu" else None
+    if not threads:
         return "the device's ceilings are not measured yet: 'redline roofline' measures them"
-    threads = environment.threads
     return (
         f"the ceilings of this CPU with {counted(threads, 'thread')} are not measured yet: "
         f"'redline roofline --threads {threads}' measures them"
@@ -216,4 +244,4 @@ def least_issue_s(record: RunRecord) -> float | None:
 
 
 def _issuing_tells(record: RunRecord) -> bool:
-    return _not_measured(record) is None and _untold_by_issuing(record) is None
+    return _is_measured(record) and _untold_by_issuing(record) is None

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from redline.analyze.bound import BoundLabel
 from redline.model.fields import Frozen
+from redline.model.note import Note
 from redline.model.units import format_seconds
-from redline.trace.selections import WORTH_A_LINE
 
 LARGEST_GAIN = 100.0
 """A gain that is bounded by nothing is not told as infinity."""
+WORTH_A_LINE = 0.02
+"""The least share of the time that is worth a line of its own."""
+
+BoundLabel = Literal["host", "launch", "compute", "memory", "data", "communication", "device", "unknown"]
+"""`device`: the device is the limit, and whether by its arithmetic or by its memory is not known."""
+
+
+class Bound(Frozen, frozen=True, kw_only=True):
+    """This limits the steps, and the evidence says how that is known."""
+
+    label: BoundLabel
+    evidence: Note
 
 
 class Finding(Frozen):
@@ -71,7 +82,7 @@ class Rule(Generic[F]):
     """Returns what is gone with the cause; None where the facts do not show it."""
     says: str | Callable[[F, Removal], str]
     """The evidence. The facts at hand fill the gaps of a text, here and in the change."""
-    change: str | Callable[[F, Removal], Advice | str]
+    change: str | Callable[[F, Removal], Advice | str] = ""
     least_share: float = WORTH_A_LINE
     limit: BoundLabel | None = None
     """This limits the steps if the rule comes first; None for work of the device, whose own limit then counts."""
@@ -81,11 +92,13 @@ class Rule(Generic[F]):
         if gone is None or not gone.saves_s or gone.saves_s < self.least_share * facts.whole_s:
             return None
         words = facts.words(gone)
-        change = self.change.format(**words) if isinstance(self.change, str) else self.change(facts, gone)
-        advice = Advice(change) if isinstance(change, str) else change
+        says, change = (
+            text.format(**words) if isinstance(text, str) else text(facts, gone) for text in (self.says, self.change)
+        )
+        advice = change if isinstance(change, Advice) else Advice(change)
         return Finding(
             code=self.code,
-            evidence=self.says.format(**words) if isinstance(self.says, str) else self.says(facts, gone),
+            evidence=str(says),
             next=advice.text,
             recipe=advice.recipe,
             gain_bound=gain_of(gone.saves_s, facts.whole_s),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Tally
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -12,44 +12,50 @@ import msgspec
 import numpy as np
 
 from redline.analyze.blocks import timed_blocks
-from redline.analyze.bound import Bound, bound_of_counters, least_issue_s, telling_host_share
-from redline.analyze.finding import Finding
+from redline.analyze.bound import bound_of_counters, least_issue_s, telling_host_share
+from redline.analyze.finding import WORTH_A_LINE, Bound, Finding
 from redline.analyze.generation import Generation, generation_of
 from redline.analyze.hardware import Hardware, OperatorLimit, hardware_by_kernels, hardware_of, operator_limits
 from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose, limit_of
 from redline.model.fields import Frozen
 from redline.model.identity import conditions_text
-from redline.model.note import Note, note
+from redline.model.note import Code, Note, note
 from redline.model.record import Capabilities, RunRecord
-from redline.model.units import counted, format_seconds
+from redline.model.units import format_seconds
 from redline.model.work import Ceilings
-from redline.trace.collectives import CollectiveRow, Straggler, Waiting, collective_rows, host_calls, waiting_of
+from redline.trace.collectives import (
+    CollectiveRow,
+    Straggler,
+    Waiting,
+    collective_rows,
+    gradient_reductions,
+    host_calls,
+    waiting_of,
+)
 from redline.trace.columns import Lost, Trace, Work
-from redline.trace.host import Host, HostView, Launches, host_of, launches_of
+from redline.trace.host import MOSTLY, Host, HostView, Launches, host_of, launches_of
 from redline.trace.idle import Idle, Wait, idle_of, waits_of
 from redline.trace.intervals import seconds
 from redline.trace.links import Links, matching
 from redline.trace.names import UNCLASSIFIED, class_of, label_of, short_name
-from redline.trace.replay import DeviceRun, device_runs, gradient_reductions
+from redline.trace.replay import DeviceRun, device_runs
 from redline.trace.selections import OnDevice, OnHost
 from redline.trace.tables import (
     ClassRow,
     Direction,
     KernelRow,
-    MemoryLine,
     NamedTime,
     OperatorRow,
     class_rows,
     class_times,
     copy_rows,
     kernel_rows,
-    memory_lines,
     most_of_the_time,
     operator_rows,
     times_by_name,
 )
-from redline.trace.timeline import ANNOTATED, DeviceTime, Strip, Timeline, host_time, strip_of, timeline_of
+from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, host_time, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors import Counter, Reading, bandwidth_share, counters_of
 from redline.trace.window import Outside, Phase, Steps, phases_of, recorded, steps_of
@@ -148,12 +154,8 @@ class Profile(Frozen):
     """Operators against what the device can do, from the shapes of their inputs."""
     gradient_reductions: int | None = None
     """How often gradients are reduced for each step of the optimizer; None where the trace does not tell."""
-    strips: tuple[Strip, ...] = ()
-    """Each device over time."""
     parts: tuple[PartRow, ...] = ()
     """Time by module and by annotation."""
-    memory: tuple[MemoryLine, ...] = ()
-    """Memory over time, where allocations were recorded."""
     generation: Generation | None = None
     """Prefill and decode without the profiler, where a generation was captured."""
     missing: str = ""
@@ -164,6 +166,16 @@ class Profile(Frozen):
     @property
     def unclassified_share(self) -> float:
         return next((row.share for row in self.classes if row.name == UNCLASSIFIED), 0.0)
+
+    @property
+    def rows(self) -> tuple[KernelRow | OperatorRow, ...]:
+        """Whatever ran, on the device and on the host."""
+        return (*self.kernels, *self.operators)
+
+    @property
+    def launches_missing(self) -> float:
+        """The share of the device's work for which the trace holds no launch."""
+        return sum(row.device_share for row in self.operators if row.source == "no-launch")
 
     @property
     def kernels_for_most(self) -> int:
@@ -204,11 +216,10 @@ def profile_of(
     traces: Sequence[Trace],
     record: RunRecord | None = None,
     *,
-    by_shape: bool = False,
     ceilings: Ceilings | None = None,
 ) -> Profile:
     """All tables, the bound and the findings. `record`: what was measured without the profiler, if Redline captured."""
-    facts = facts_of(traces, record, by_shape=by_shape, ceilings=ceilings)
+    facts = facts_of(traces, record, ceilings=ceilings)
     profile = msgspec.structs.replace(facts.profile, findings=tuple(diagnose(facts)))
     return msgspec.structs.replace(profile, bound=limit_of(profile, record, ceilings))
 
@@ -220,37 +231,36 @@ def facts_of(
     traces: Sequence[Trace],
     record: RunRecord | None = None,
     *,
-    by_shape: bool = False,
     ceilings: Ceilings | None = None,
 ) -> TraceFacts:
     """Returns the tables without conclusions, and what the rules of the diagnosis look at."""
     traces = _without_captures(traces)
-    each = [recorded(trace) for trace in traces]
-    hosts = [HostView(one.links) for one in each]
-    runs = [device_runs(one, host) for one, host in zip(each, hosts, strict=True)]
-    every = [run for own in runs for run in own]
-    links, cut = [one.links for one in each], [one.trace for one in each]
-    has_device = bool(every)
-    on_host = [] if has_device else [OnHost.of(one, host) for one, host in zip(each, hosts, strict=True)]
-    times = [run.time for run in every] if has_device else [host_time(one.trace, one.steps) for one in each]
-    timeline, hardware, tree, steps = timeline_of(times), hardware_of(traces, record), tree_of(links), steps_of(each)
-    kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
-    calls = [run.calls for run in every] if has_device else [host_calls(one) for one in links]
-    waiting = waiting_of(calls)
-    host = host_of(hosts, timeline.busy_s if has_device else 0.0)
+    cuts = [recorded(trace) for trace in traces]
+    links, cut = [one.links for one in cuts], [one.trace for one in cuts]
+    views = [HostView(one) for one in links]
+    by_trace = [device_runs(one, view) for one, view in zip(cuts, views, strict=True)]
+    runs = [run for own in by_trace for run in own]
+    has_device = bool(runs)
+    hosts = [] if has_device else [OnHost(one, view) for one, view in zip(cuts, views, strict=True)]
+    times = [run.time for run in runs] if has_device else [host_time(one.trace, one.steps) for one in cuts]
+    timeline, hardware, tree = timeline_of(times), hardware_of(traces, record), tree_of(links)
+    kernels, others = times_by_name(cut, Work.KERNEL), times_by_name(cut, Work.COPY, Work.FILL)
+    calls = [run.calls for run in runs] if has_device else [host_calls(one) for one in links]
+    waiting, host = waiting_of(calls), host_of(views, timeline.busy_s if has_device else 0.0)
+    reductions = {gradient_reductions(run.host, run.calls) for run in runs}
     profile = Profile(
         timeline=timeline,
-        idle=idle_of([run.idle for run in every or on_host]),
+        idle=idle_of([run.idle for run in runs] or [one.idle for one in hosts]),
         bound=UNKNOWN,
         classes=tuple(class_rows(kernels, others) if has_device else class_rows(class_times(links))),
         kernels=tuple(kernel_rows(kernels)),
-        operators=tuple(operator_rows(links, by_shape=by_shape)),
-        phases=tuple(phases_of(hosts)),
-        steps=steps,
-        launches=launches_of(links),
+        operators=tuple(operator_rows(links)),
+        phases=tuple(phases_of(views)),
+        steps=steps_of(cuts),
+        launches=launches_of(views),
         host=host,
         copies=tuple(copy_rows(cut)),
-        ranks=tuple(rank_times(every, on_host, times, waiting)),
+        ranks=tuple(rank_times(runs or hosts, times, waiting)),
         lost=_lost(links),
         has_device=has_device,
         sources=tuple(dict.fromkeys(trace.source for trace in traces)),
@@ -258,30 +268,22 @@ def facts_of(
         notes=tuple(note for trace in cut for note in trace.notes),
         hardware=hardware,
         outside=Outside(
-            **{name: sum(getattr(one.outside, name) for one in each) for name in Outside.__struct_fields__}
+            **{name: sum(getattr(one.outside, name) for one in cuts) for name in Outside.__struct_fields__}
         ),
         missing=_missing(traces, host.launched, record, has_device),
-        waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
+        waits=tuple(waits_of([(view, [run.idle for run in own]) for view, own in zip(views, by_trace, strict=True)])),
         collectives=tuple(collective_rows(calls, waiting)),
-        gradient_reductions=gradient_reductions(every) if has_device else None,
+        gradient_reductions=reductions.pop() if len(reductions) == 1 else None,
         stragglers=tuple(waiting.stragglers),
-        slowest=slowest_rank(every, links, times, waiting) if waiting.from_ranks else None,
+        slowest=slowest_rank(runs, links, times, waiting) if waiting.stragglers else None,
         limits=tuple(operator_limits(links, hardware, ceilings)),
-        strips=tuple(strip_of(run.view, run.bounds, run.idle) for run in every),
         parts=tuple(parts_of(tree)),
-        memory=tuple(memory_lines(links)),
         generation=generation_of(record, ceilings) if record is not None else None,
         tree=tree,
     )
-    return TraceFacts(
-        profile,
-        devices=[OnDevice(run) for run in every],
-        # A host that launches work of which nothing was recorded is not the device.
-        hosts=[one for one in on_host if not one.view.launched],
-        times=times,
-        calls=calls,
-        waiting=waiting,
-    )
+    # A host that launches work of which nothing was recorded is not the device.
+    working = [one for one in hosts if not one.view.launched]
+    return TraceFacts(profile, list(map(OnDevice, runs)), working, times, calls, waiting)
 
 
 def with_tool(
@@ -300,10 +302,10 @@ def with_tool(
     counters = counters_of(readings, [row.name for row in rows[:KERNELS_WITH_COUNTERS]])
     total = sum(row.total_s for row in rows)
     talking = sum(row.total_s for row in rows if row.kernel_class == "communication")
-    nothing = timeline_of([])
-    timeline = msgspec.structs.replace(
-        nothing, span_s=total, busy_s=total, compute_s=total - talking, communication_s=talking
-    )
+    timeline = Timeline(
+        span_s=total, busy_s=total, idle_s=0.0, compute_s=total - talking, communication_s=talking,
+        exposed_communication_s=0.0, copy_s=0.0, exposed_copy_s=0.0,
+    )  # fmt: skip
     capture = msgspec.structs.replace(_capture(record), tool=tool) if record is not None else None
     profile = Profile(
         timeline=timeline,
@@ -336,24 +338,22 @@ def _without_captures(traces: Sequence[Trace]) -> Sequence[Trace]:
 
     Two recordings of one device, one after the other, are not two devices.
     """
-    captures = [matching(trace, trace.calls, _CAPTURES).any() for trace in traces]
+    captured = [bool(matching(trace, trace.calls, _CAPTURES).any()) for trace in traces]
     replays = [
         trace
-        for trace, is_capture in zip(traces, captures, strict=True)
+        for trace, is_capture in zip(traces, captured, strict=True)
         if not is_capture and matching(trace, trace.calls, _REPLAYS).any()
     ]
-    kept: list[Trace] = []
-    left_out: list[Trace] = []
-    for trace, is_capture in zip(traces, captures, strict=True):
-        is_replayed = is_capture and any(_same_device(trace, replay) for replay in replays)
-        (left_out if is_replayed else kept).append(trace)
+    left_out = [
+        trace.source
+        for trace, is_capture in zip(traces, captured, strict=True)
+        if is_capture and any(_same_device(trace, replay) for replay in replays)
+    ]
     if not left_out:
         return traces
-    names = ", ".join(trace.source for trace in left_out)
-    text = (
-        f"{names} shows how a graph was captured, and {kept[0].source} its replay: the figures are of the replay alone"
-    )
-    return [replace(kept[0], notes=(*kept[0].notes, note("capture-and-replay", text))), *kept[1:]]
+    first, *others = [trace for trace in traces if trace.source not in left_out]
+    text = f"{', '.join(left_out)} shows how a graph was captured, and {first.source} its replay: the figures are of the replay alone"
+    return [replace(first, notes=(*first.notes, note("capture-and-replay", text))), *others]
 
 
 def _same_device(one: Trace, other: Trace) -> bool:
@@ -369,10 +369,11 @@ def _missing(traces: Sequence[Trace], launched: int, record: RunRecord | None, h
         # Events do not stand in the order of time: any of them may be gone.
         lost = "the file ends in the middle of an event, so that time in which nothing seems to run may be time whose events are gone"
         return f"{lost}: get the whole file" if cut else ""
-    if launched:
-        told = f"{launched:,} launches put work on a device, but no record of it is in the trace"
-    else:
-        told = f"the header names {', '.join(named)}, but no record of its work is in the trace"
+    told = (
+        f"{launched:,} launches put work on a device, but no record of it is in the trace"
+        if launched
+        else f"the header names {', '.join(named)}, but no record of its work is in the trace"
+    )
     if cut:
         return f"{told}: the file ends early, and profilers write the device's work last"
     return f"{told}: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or nothing ran on the device"
@@ -387,22 +388,21 @@ def _lost(links: Sequence[Links]) -> Lost | None:
         for each in damaged
         for reason in each.trace.lost.reasons
     ]
-    launches = sum(_launches_without_work(each) for each in damaged if each.trace.lost.truncated)
+    # Calls that must have put something on the device which the file does not show.
+    launches = sum(
+        int((~np.isin(np.flatnonzero(matching(one.trace, one.trace.calls, _LAUNCHES)), one.call)).sum())
+        for one in damaged
+        if one.trace.lost.truncated
+    )
     if launches:
         reasons.append(f"{launches:,} launches whose work is not in the file")
     return Lost(
-        truncated=any(each.trace.lost.truncated for each in damaged),
-        bytes=sum(each.trace.lost.bytes for each in damaged),
-        events=sum(each.trace.lost.events for each in damaged),
+        truncated=any(one.trace.lost.truncated for one in damaged),
+        bytes=sum(one.trace.lost.bytes for one in damaged),
+        events=sum(one.trace.lost.events for one in damaged),
         launches=launches,
         reasons=tuple(reasons),
     )
-
-
-def _launches_without_work(links: Links) -> int:
-    """Calls that must have put something on the device which the file does not show."""
-    calls = np.flatnonzero(matching(links.trace, links.trace.calls, _LAUNCHES))
-    return int((~np.isin(calls, links.call)).sum())
 
 
 def _capture(record: RunRecord) -> Capture:
@@ -428,10 +428,6 @@ def _capture(record: RunRecord) -> Capture:
 
 # Ranks
 
-NOTED = 0.02
-"""A rank is not called slow if the others wait for it less than this share of its own time."""
-EXPLAINS = 0.2
-"""A difference explains the waiting if it is at least this share of it."""
 CAUSES = {
     "host": "its host is late with launches: Python, or operators",
     "sync": "its host waits for the device",
@@ -452,97 +448,58 @@ def slowest_rank(
     if len(times) < 2 or len(times) != len(waiting.waits):
         return None
     # The others wait; the one that waits least is the one they wait for.
-    waited = [float(np.nansum(each)) for each in waiting.waits]
-    late = min(range(len(times)), key=lambda index: waited[index])
-    cost = float(np.mean([each for index, each in enumerate(waited) if index != late])) - waited[late]
-    if cost <= NOTED * times[late].span:
+    waited = [float(np.nansum(waits)) for waits in waiting.waits]
+    late = int(np.argmin(waited))
+    cost = (sum(waited) - waited[late]) / (len(waited) - 1) - waited[late]
+    if cost <= WORTH_A_LINE * times[late].span:
         return None
-    traces = [run.recorded.trace for run in runs] or [each.trace for each in links]
-    compute, idle = (_beside(late, [getattr(time, name) for time in times]) for name in ("compute", "idle"))
-    if max(own - usual for own, usual in (compute, idle)) < EXPLAINS * cost:
-        why = note(
-            "cause-unknown",
-            "it computes no longer and pauses no longer than the others: its clock may differ, or its memory is slower",
-        )
-    elif compute[0] - compute[1] >= idle[0] - idle[1]:
-        computing = (
-            [times_by_name([trace], [Work.KERNEL]) for trace in traces]
-            if runs
-            else [class_times([each]) for each in links]
-        )
-        names = [{one.name: one for one in each if class_of(one.name) != "communication"} for each in computing]
-        took = f"it computes {_time(compute[0])}, the others {_time(compute[1])}"
-        why = note("computes-longer", f"{took}{_most_of_it(names.pop(late), names, short_name if runs else label_of)}")
-    else:
-        spent = [{str(cause): float(run.idle.ns(cause)) for cause in run.idle.when} for run in runs]
-        spent = spent or [_annotated(trace) for trace in traces]
-        own = spent.pop(late)
-        most = _most_extra(own, spent)
-        if runs:
-            what, who, where = "its device is idle", "those of the others", CAUSES[most or "unknown"]
-        else:
-            what, who = "it spends outside any operator", "the others"
-            is_more = most is not None and own[most] > median(each.get(most, 0.0) for each in spent)
-            inside = f", most of it in {most}" if is_more else ""
-            where = f"Python code, loading data, or a processor that others use{inside}"
-        why = note("waits-for-something", f"{what} {_time(idle[0])}, {who} {_time(idle[1])}: {where}")
-    return SlowestRank(label=traces[late].label, waited_s=seconds(cost), why=why)
+    computing = [_without_talk(times_by_name([run.recorded.trace], Work.KERNEL), short_name) for run in runs] or [
+        _without_talk(class_times([one]), label_of) for one in links
+    ]
+    pausing = [Tally({CAUSES[cause]: run.idle.ns(cause) for cause in run.idle.when}) for run in runs] or [
+        _annotated(one.trace) for one in links
+    ]
+    why = note(
+        "cause-unknown",
+        "it computes no longer and pauses no longer than the others: its clock may differ, or its memory is slower",
+    )
+    kinds: tuple[tuple[Code, list[Tally[str]]], ...] = (
+        ("waits-for-something", pausing),
+        ("computes-longer", computing),
+    )
+    for code, tables in kinds:
+        usual = {name: median(one.get(name, 0) for at, one in enumerate(tables) if at != late) for name in tables[late]}
+        name = max(usual, key=lambda name: tables[late][name] - usual[name], default="")
+        if name and tables[late][name] - usual[name] > MOSTLY * cost:
+            took = f"{_time(tables[late][name])} against {_time(usual[name])}"
+            why = note(code, f"most of the difference is {name}, {took}")
+    return SlowestRank(
+        label=links[late].trace.label if not runs else runs[late].recorded.trace.label, waited_s=seconds(cost), why=why
+    )
 
 
-def _beside(late: int, values: Sequence[int]) -> tuple[float, float]:
-    """Returns the value of one rank, and the usual one of the others."""
-    return values[late], median(value for index, value in enumerate(values) if index != late)
+def _without_talk(times: Sequence[NamedTime], shown: Callable[[str], str]) -> Tally[str]:
+    found = Tally[str]()
+    for time in times:
+        found[shown(time.name)] += time.total_ns if class_of(time.name) != "communication" else 0
+    return found
 
 
-def _annotated(trace: Trace) -> dict[str, float]:
+def _annotated(trace: Trace) -> Tally[str]:
     """Time in each annotation, whatever is inside it; collectives and the profiler's own steps are left out."""
     table, found = trace.annotations, Tally[str]()
     for number, lasts in zip(table.name.tolist(), table.duration.tolist(), strict=True):
-        found[trace.names[number]] += lasts
-    return {
-        name: float(total)
-        for name, total in found.items()
-        if not name.startswith("ProfilerStep") and not ANNOTATED.search(name)
-    }
-
-
-def _most_of_it(
-    late: Mapping[str, NamedTime], others: Sequence[Mapping[str, NamedTime]], shown: Callable[[str], str]
-) -> str:
-    def usual(name: str) -> NamedTime:
-        found = [each.get(name, NamedTime(name, 0, 0, None, None)) for each in others]
-        return sorted(found, key=lambda each: each.total_ns)[len(found) // 2]
-
-    most = max(late.values(), key=lambda each: each.total_ns - usual(each.name).total_ns, default=None)
-    if most is None or most.total_ns <= usual(most.name).total_ns:
-        return ""
-    there = usual(most.name)
-    calls = (
-        "in as many calls" if most.calls == there.calls else f"in {counted(most.calls, 'call')} against {there.calls:,}"
-    )
-    kind = "it has more work" if most.calls > there.calls else "larger inputs, or a slower device"
-    return f"; most of the difference is {shown(most.name)}, {_time(most.total_ns)} against {_time(there.total_ns)} {calls}: {kind}"
-
-
-def _most_extra(late: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str | None:
-    """Returns what one rank has most more of than the others; of what differs by less than a tenth of a millisecond, the least itself."""
-    extra = {name: own - median(each.get(name, 0.0) for each in others) for name, own in late.items()}
-    return max(extra, key=lambda name: (round(extra[name], -5), -late[name]), default=None)
+        name = trace.names[number]
+        found[label_of(name)] += 0 if name.startswith("ProfilerStep") or ANNOTATED.search(name) else lasts
+    return found
 
 
 def _time(nanoseconds: float) -> str:
     return format_seconds(nanoseconds / 1e9)
 
 
-def rank_times(
-    runs: Sequence[DeviceRun], on_host: Sequence[OnHost], times: Sequence[DeviceTime], waiting: Waiting
-) -> list[RankTime]:
-    """Devices; where there are none, the hosts of traces that belong to ranks, whose `times` are given."""
-    one_of: list[DeviceRun | OnHost] = [*runs, *on_host]
-    traces = [one.recorded.trace for one in one_of]
-    waited: list[float | None] = (
-        [seconds(float(np.nansum(waits))) for waits in waiting.waits] if waiting.from_ranks else [None] * len(one_of)
-    )
+def rank_times(ran: Sequence[DeviceRun | OnHost], times: Sequence[DeviceTime], waiting: Waiting) -> list[RankTime]:
+    """Devices; where there are none, the hosts of traces that belong to ranks."""
     return [
         RankTime(
             source=trace.source,
@@ -552,8 +509,9 @@ def rank_times(
             idle=idle_of([one.idle]),
             world_size=trace.world_size,
             process=trace.process,
-            waiting_s=waits,
+            waiting_s=seconds(float(np.nansum(waits))) if waiting.stragglers else None,
         )
-        for one, trace, time, waits in zip(one_of, traces, times, waited, strict=True)
-        if runs or (trace.rank is not None and (trace.world_size or 1) > 1)
+        for one, time, waits in zip(ran, times, waiting.waits, strict=True)
+        for trace in (one.recorded.trace,)
+        if isinstance(one, DeviceRun) or (trace.rank is not None and (trace.world_size or 1) > 1)
     ]

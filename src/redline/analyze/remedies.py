@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from redline.analyze.profile import Profile
     from redline.analyze.removals import TraceFacts
 
-_COMPILED_REGION = re.compile(r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b")
-_FUSED_KERNEL = tuple(f"triton_{kind}_fused_" for kind in ("poi", "red", "per", "for"))
+_COMPILED = re.compile(
+    r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b|triton_(poi|red|per|for)_fused_"
+)
+"""Regions and kernels that a compiler made have such names."""
 
 
 def recipe_of(profile: Profile) -> tuple[Switch, ...]:
@@ -25,28 +27,11 @@ def recipe_of(profile: Profile) -> tuple[Switch, ...]:
 
 def does(profile: Profile) -> Capabilities:
     """Returns what is done to the program by the profiled recipe, and what the trace shows of it."""
-    told = profile.capture.capabilities if profile.capture is not None else Capabilities(compiles=_is_compiled(profile))
-    return Capabilities.together((told, Capabilities(records_graph=profile.launches.graphs > 0)))
-
-
-def _is_compiled(profile: Profile) -> bool:
-    """Returns true if a compiler's work is in a trace from elsewhere: its regions, or kernels that it fused."""
-    regions = any(_COMPILED_REGION.match(row.name) for row in profile.operators)
-    return regions or any(row.name.startswith(_FUSED_KERNEL) for row in profile.kernels)
-
-
-def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) -> str:
-    """Returns the profiled recipe; this switch is in the place of one of the same name."""
-    name = switch.partition(":")[0]
-    kept = [str(other) for other in recipe_of(profile) if other.name != name and str(other) not in without]
-    is_generation = profile.capture is not None and profile.capture.task == "generate"
-    if is_generation and name in ("compile", "graphs") and not any(each.startswith("static-cache") for each in kept):
-        kept.append("static-cache")  # a cache that grows gives every token another shape
-    return "+".join([*kept, switch])
-
-
-FLAGS = ("tf32", "cudnn-benchmark")
-"""Switches that set a flag of the process, which is all that a function of the user's can be given."""
+    shown = Capabilities(records_graph=profile.launches.graphs > 0)
+    if profile.capture is not None:
+        return Capabilities.together((profile.capture.capabilities, shown))
+    compiles = any(_COMPILED.match(row.name) for row in profile.rows)
+    return Capabilities.together((shown, Capabilities(compiles=compiles)))
 
 
 def is_about_code(profile: Profile) -> bool:
@@ -54,11 +39,20 @@ def is_about_code(profile: Profile) -> bool:
     return profile.capture is None or profile.capture.task == "step"
 
 
-def advice(profile: Profile, switch: str, why: str, in_code: str) -> Advice:
-    """The recipe to run next, or what to change in the program where no recipe can."""
+FLAGS = ("tf32", "cudnn-benchmark")
+"""Switches that set a flag of the process, which is all that a function of the user's can be given."""
+
+
+def advice(profile: Profile, switch: str, why: str, in_code: str, without: Collection[str] = ()) -> Advice:
+    """The recipe to run next, or what to change in the program where no recipe can. A switch takes the place of one of its name."""
     if profile.capture is None or (is_about_code(profile) and switch not in FLAGS):
         return Advice(f"{in_code}: {why}")
-    return try_recipe(with_switch(profile, switch), why)
+    name, own = switch.partition(":")[0], recipe_of(profile)
+    if switch in [str(one) for one in own]:
+        return Advice(f"{switch} is on already: look in the operator table for what it does not reach")
+    kept = [str(other) for other in own if other.name != name and str(other) not in without]
+    recipe = "+".join([*kept, switch])
+    return Advice(f"-r {recipe}: {why}", recipe)
 
 
 def switch(name: str, why: str, in_code: str) -> Callable[[TraceFacts, Removal], Advice]:
@@ -66,17 +60,12 @@ def switch(name: str, why: str, in_code: str) -> Callable[[TraceFacts, Removal],
     return lambda facts, gone: advice(facts.profile, name, why, in_code)
 
 
-def try_recipe(recipe: str, why: str) -> Advice:
-    return Advice(f"-r {recipe}: {why}", recipe)
-
-
-def with_graphs(profile: Profile) -> str:
+def graphs(profile: Profile, why: str, in_code: str) -> Advice:
     """An engine that cannot be recorded gives its place to a compiler that makes graphs."""
     switches = profile.capture.switches if profile.capture is not None else {}
-    engines = [switch for switch, told in switches.items() if told.refuses_graph]
-    if engines:
-        return with_switch(profile, "compile:reduce-overhead", without=engines)
+    if engines := [switch for switch, told in switches.items() if told.refuses_graph]:
+        return advice(profile, "compile:reduce-overhead", why, in_code, engines)
     trains = profile.capture is not None and profile.capture.task == "train"
     # A scaler of the loss asks the host whether to take a step, which a graph cannot; a fused optimizer decides itself.
     fused = trains and any(told.scales_loss for told in switches.values()) and "fused-optimizer" not in switches
-    return with_switch(profile, "fused-optimizer+graphs" if fused else "graphs")
+    return advice(profile, "fused-optimizer+graphs" if fused else "graphs", why, in_code)

@@ -15,17 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.analyze.bound import HOST_BOUND_SHARE
-from redline.analyze.finding import Removal, words_of
+from redline.analyze.finding import WORTH_A_LINE, Removal, words_of
+from redline.analyze.generation import Generation
 from redline.analyze.hardware import OperatorLimit, slowest_operator
-from redline.model.units import format_seconds
+from redline.model.units import format_bytes, format_seconds, format_share
 from redline.trace.collectives import Calls, Waiting
 from redline.trace.columns import Mask
-from redline.trace.host import WAITS_FOR_WORK, HostView, NamedCause, meanwhile, other_threads
+from redline.trace.host import WAITS_FOR_WORK, HostView, NamedCause, meanwhile
 from redline.trace.intervals import Intervals, both, distinct, joined, seconds, union, without
 from redline.trace.names import Described, describe, short_name
 from redline.trace.patterns import cold_kernels, recomputed, unfused_attention
 from redline.trace.replay import NOTHING, Replay, Without
-from redline.trace.selections import WORTH_A_LINE, OnDevice, OnHost
+from redline.trace.selections import OnDevice, OnHost
 from redline.trace.timeline import DeviceTime
 
 if TYPE_CHECKING:
@@ -61,34 +62,43 @@ class TraceFacts:
     def replay(self) -> Replay:
         return Replay([seen.run for seen in self.devices])
 
+    @property
+    def generation(self) -> Generation | None:
+        """Returns what was measured of a generation without the profiler."""
+        capture = self.profile.capture
+        return self.profile.generation if capture is not None and capture.step_s and self.profile.steps else None
+
     def words(self, gone: Removal) -> Mapping[str, str]:
-        profile, length = self.profile, format_seconds(gone.seconds)
-        whole = profile.whole_work_s
-        return words_of(gone) | {
+        profile, length, whole = self.profile, format_seconds(gone.seconds), self.profile.whole_work_s
+        words = words_of(gone) | {
             "time": f"{length} ({gone.seconds / self.span_s:.0%} of the time)" if self.span_s else length,
             "idle": "the device is idle" if profile.has_device else "the model does not run for",
             "part": f"{length}, {gone.seconds / whole:.0%} of the device's work," if whole else "the device's work",
             "pieces": "kernels" if profile.has_device else "operators",
         }
+        if (found := self.generation) is not None:
+            words |= {
+                "token": "n/a" if found.tpot_s is None else format_seconds(found.tpot_s.p50),
+                "bytes": format_bytes(found.read_bytes),
+                "read": format_seconds(found.read_s),
+                "reached": format_share(found.bandwidth_share),
+                "host": format_share(found.host_share),
+                "prompt": format_share(1 - found.decode_share),
+                "first": format_seconds(found.ttft_s),
+            }
+        return words
 
     def saves(self, saved_s: float, seconds: float, kind: Kind) -> float:
         """Returns what is saved by the replay of the recorded steps, corrected for the profiler, which slows the host down."""
         profile, capture = self.profile, self.profile.capture
-        if (
-            capture is None
-            or capture.step_s is None
-            or profile.steps is None
-            or not profile.has_device
-            or kind == "other"
-        ):
+        if capture is None or capture.step_s is None or not profile.steps or not profile.has_device or kind == "other":
             return saved_s
         if kind == "wait":
             # Without the profiler there may be less waiting than the trace shows.
             return min(saved_s, max(profile.wall_s - profile.timeline.busy_s, 0.0))
         # The host hides less work, and what it takes to launch the work is shorter.
         issue_s = 0.0 if kind == "fused" else (capture.least_issue_s or 0.0) * profile.steps.count
-        slowed = max(self.span_s / profile.wall_s, 1.0)
-        return max(saved_s / slowed, min(seconds, profile.wall_s - issue_s))
+        return max(saved_s / max(self.span_s / profile.wall_s, 1.0), min(seconds, profile.wall_s - issue_s))
 
 
 @dataclass(frozen=True)
@@ -127,14 +137,12 @@ class Selection:
             rows = [row for row in facts.profile.kernels if self.named(describe(row.name))]
             taken = [Taken(round(row.total_s * 1e9), row.calls, short_name(row.name)) for row in rows]
             saved = sum(one.ns for one in taken)
-        total = sum(one.ns for one in taken)
-        if not total and not saved:
+        total_s = seconds(sum(one.ns for one in taken))
+        if not total_s and not saved:
             return None
+        most, count = max(taken, key=lambda one: one.ns), sum(one.count for one in taken)
         return Removal(
-            saves_s=facts.saves(seconds(saved), seconds(total), self.kind),
-            seconds=seconds(total),
-            count=sum(one.count for one in taken),
-            what=max(taken, key=lambda one: one.ns).what,
+            saves_s=facts.saves(seconds(saved), total_s, self.kind), seconds=total_s, count=count, what=most.what
         )
 
 
@@ -143,10 +151,6 @@ Removes = Callable[[TraceFacts], Removal | None]
 
 def only_if(holds: Callable[[Profile], bool], removes: Removes) -> Removes:
     return lambda facts: removes(facts) if holds(facts.profile) else None
-
-
-HOST_LATE_SHARE = 0.05
-"""Recording slows the host down, so that a smaller share of its own time says little about the program without."""
 
 
 def unless_cleared(removes: Removes) -> Removes:
@@ -167,7 +171,7 @@ def _is_cleared(facts: TraceFacts) -> bool:
         return capture.issue_share is not None and capture.issue_share <= HOST_BOUND_SHARE
     # Operators that really work take no less time without the profiler than with it.
     worked_s = profile.timeline.busy_s - seconds(sum(seen.calling for seen in facts.hosts))
-    return capture.step_s is not None and profile.wall_s - worked_s < HOST_LATE_SHARE * profile.wall_s
+    return capture.step_s is not None and profile.wall_s - worked_s < WORTH_A_LINE * profile.wall_s
 
 
 # The host's time
@@ -177,7 +181,7 @@ def named(cause: NamedCause) -> Selection:
     """Removes the time in which the host is in one kind of call or mark."""
 
     def on_device(seen: OnDevice) -> Taken:
-        return Taken(seen.run.idle.ns(cause), len(seen.run.host.named[cause]), without=Without(host=seen.named[cause]))
+        return Taken(seen.run.idle.ns(cause), len(seen.view.named[cause]), without=Without(host=seen.named[cause]))
 
     def on_host(seen: OnHost) -> Taken:
         return Taken(seen.named[cause].total, int(seen.named[cause].holds(seen.view.named[cause].start).sum()))
@@ -195,18 +199,17 @@ def stalls(*, for_work: bool) -> Selection:
 
     def on_device(seen: OnDevice) -> Taken:
         gone = Without(host=seen.own_stalls, waits=seen.waits_into_stalls)
-        return taken(seen.run.host, both(seen.run.idle.when["host"], seen.own_stalls), gone)
+        return taken(seen.view, both(seen.run.idle.when["host"], seen.own_stalls), gone)
 
     return Selection(kind="wait", on_device=on_device, on_host=lambda seen: taken(seen.view, seen.stalls))
 
 
 def late_host(seen: OnDevice) -> Taken:
     """Fewer launches also have fewer gaps between them."""
-    run, late = seen.run, seen.run.idle.when["host"]
-    ns = joined(late, run.idle.when["latency"]).total - both(late, seen.stalls).total
-    beside = other_threads(run.host, both(late, seen.steady))
+    late = seen.run.idle.when["host"]
+    ns = joined(late, seen.run.idle.when["latency"]).total - both(late, seen.stalls).total
     gone = Without(host=seen.steady, gaps=~seen.links.by_graph if ns else None)
-    return Taken(ns, len(run.view.rows), beside, gone)
+    return Taken(ns, len(seen.run.view.rows), without=gone)
 
 
 def python(seen: OnHost) -> Taken:
@@ -218,12 +221,11 @@ def waits(*, copies: bool) -> Callable[[OnDevice], Taken]:
     """The waits with the operators that make them, and what the host does after them for their sake."""
 
     def on_device(seen: OnDevice) -> Taken:
-        calls = seen.waits & (seen.run.host.copying == copies)
-        rows = seen.blocking_copies if copies else np.zeros(len(seen.trace.work), np.bool_)
-        blocked = int(seen.run.idle.by_call[calls].sum())
+        calls = seen.waits & (seen.view.copying == copies)
+        rows = seen.blocking_copies & copies
         host = joined(seen.making(calls), without(seen.after(calls), seen.own_stalls))
         gone = Without(host=host, waits=calls, work=seen.run.cut(rows))
-        return Taken(blocked + seen.total(rows), int(calls.sum()), without=gone)
+        return Taken(int(seen.run.idle.by_call[calls].sum()) + seen.total(rows), int(calls.sum()), without=gone)
 
     return on_device
 
@@ -231,8 +233,7 @@ def waits(*, copies: bool) -> Callable[[OnDevice], Taken]:
 def reading(seen: OnHost) -> Taken:
     """Removes the operators whose work is to turn tensors into numbers one by one, with the Python that is around them."""
     rows, parent = seen.numbers_read, seen.links.nesting.parent
-    outermost = rows & ~(rows[np.maximum(parent, 0)] & (parent >= 0))
-    return Taken(seen.reading.total, int(outermost.sum()), seen.longest(rows))
+    return Taken(seen.reading.total, int((rows & ~(rows[parent] & (parent >= 0))).sum()), seen.longest(rows))
 
 
 def launch_gaps(seen: OnDevice) -> Taken:
@@ -241,8 +242,7 @@ def launch_gaps(seen: OnDevice) -> Taken:
 
 
 def late_work(seen: OnDevice) -> Taken:
-    idle = seen.run.idle
-    return Taken(idle.ns("dependency") + idle.ns("unknown"), 0, without=Without(delays=True))
+    return Taken(seen.run.idle.ns("dependency", "unknown"), 0, without=Without(delays=True))
 
 
 # Work
@@ -257,27 +257,26 @@ def rows_of(seen: OnDevice, rows: Mask, *, launches: bool = True) -> Taken:
 
 def copies_alone(seen: OnDevice) -> Taken:
     """Removes the copies that are between the host and the device, beside which no kernel runs."""
-    found = rows_of(seen, seen.moving & ~seen.blocking_copies)
+    found = rows_of(seen, seen.run.view.moves & ~seen.blocking_copies)
     return replace(found, ns=min(found.ns, seen.run.time.exposed_copy))
 
 
 def unfused(seen: OnDevice) -> Taken:
     """Kernels that take no longer than starting them takes are not bound by memory. What the device has to wait for while they are
     launched is the host's own finding."""
-    rows = seen.links.are(lambda name: name.is_unfused) & (seen.trace.work.duration > seen.run.latency.ns)
+    rows = seen.links.are(lambda name: name.is_unfused) & (seen.trace.work.duration > seen.run.latency_ns)
     found = rows_of(seen, rows & ~unfused_attention(seen.links) & ~recomputed(seen.links))
     return replace(found, without=replace(found.without, host=both(found.without.host, seen.run.view.busy)))
 
 
 def cold(seen: OnDevice) -> Taken:
     """Removes the time by which kernels are slower in the first steps, with the host that launches and times the algorithms it compares."""
-    cold = cold_kernels(seen.run.recorded)
-    table, by = seen.trace.operators, distinct(seen.links.operator[cold.tried])
+    cold, table = cold_kernels(seen.run.recorded), seen.trace.operators
+    by = distinct(seen.links.operator[cold.tried])
     comparing = union(table.start[by], table.end[by]).holds(seen.trace.calls.start)
-    host = seen.launching(cold.tried) if cold.tried.any() else NOTHING.host
-    gone = Without(work=cold.most, host=host, waits=seen.waits & comparing if cold.tried.any() else None)
+    gone = Without(work=cold.excess, host=seen.launching(cold.tried), waits=seen.waits & comparing)
     excess = int(cold.excess[seen.run.view.rows].sum())
-    return Taken(excess, cold.steps, seen.longest(cold.excess > 0), gone)
+    return Taken(excess, cold.steps, seen.longest(cold.excess > 0), gone if excess else NOTHING)
 
 
 def operators(select: Callable[[OnHost], Mask]) -> Callable[[OnHost], Taken]:
@@ -324,27 +323,26 @@ def of_names(is_meant: Callable[[Described], bool]) -> Selection:
 
 def trains_norms(profile: Profile) -> bool:
     """Returns true if a batch-norm is updating its statistics: then none of them are fixed, whatever the other names say."""
-    names = [*(row.name for row in profile.kernels), *(row.name for row in profile.operators)]
-    return any(describe(name).is_training_norm for name in names)
+    return any(describe(row.name).is_training_norm for row in profile.rows)
 
 
-# Here are communication, ranks that wait for each other, and single operators
+# Communication, ranks that wait for each other, and single operators
 
 
 def exchanges(facts: TraceFacts) -> Removal | None:
     """Communication that nothing is computed beside. Ranks whose traces are given still wait for each other."""
-    exposed = sum(time.exposed_communication for time in facts.times)
     if not facts.devices:
-        return _serial(exposed - _waited_on_hosts(facts), facts) if exposed else None
+        return _serial(_exposed(facts) - _waited_on_hosts(facts), facts)
 
     def on_device(seen: OnDevice) -> Taken:
-        return replace(
-            rows_of(seen, seen.links.is_class("communication")),
-            ns=seen.run.time.exposed_communication,
-            count=len(seen.run.calls),
-        )
+        found = rows_of(seen, seen.links.is_class("communication"))
+        return replace(found, ns=seen.run.time.exposed_communication, count=len(seen.run.calls))
 
     return Selection(kind="other", on_device=on_device)(facts)
+
+
+def _exposed(facts: TraceFacts) -> int:
+    return sum(time.exposed_communication for time in facts.times)
 
 
 def _serial(ns: int, facts: TraceFacts, what: str = "") -> Removal:
@@ -353,10 +351,8 @@ def _serial(ns: int, facts: TraceFacts, what: str = "") -> Removal:
 
 def _waited_on_hosts(facts: TraceFacts) -> int:
     """Return how long hosts that are the devices wait for each other while nothing computes."""
-    if facts.waiting is None or not facts.waiting.from_ranks:
-        return 0
-    exposed = sum(time.exposed_communication for time in facts.times)
-    return min(sum(map(_exposed_waits, facts.calls, facts.waiting.waits)), exposed)
+    waits = facts.waiting.waits if facts.waiting is not None and facts.waiting.stragglers else ()
+    return min(sum(map(_exposed_waits, facts.calls, waits)), _exposed(facts))
 
 
 def _exposed_waits(calls: Calls, waits: NDArray[np.float64]) -> int:
@@ -370,12 +366,11 @@ def straggler(facts: TraceFacts) -> Removal | None:
         return None
     worst = waiting.stragglers[0]
     if not runs:
-        waited = _waited_on_hosts(facts)
-        return _serial(waited, facts, worst.label) if waited and waiting.late else None
+        return _serial(_waited_on_hosts(facts), facts, worst.label)
     gone = [Without(is_awaited=run.calls.label != worst.label) for run in runs]
-    saved = facts.replay.saved(gone) * len(runs) / (len(runs) - 1)
-    exposed = sum(_exposed_waits(run.calls, waits) for run, waits in zip(runs, waiting.waits, strict=True))
-    return Removal(saves_s=seconds(saved), seconds=seconds(exposed), count=worst.last, what=worst.label)
+    saved_s = seconds(facts.replay.saved(gone)) * len(runs) / (len(runs) - 1)
+    exposed = sum(map(_exposed_waits, facts.calls, waiting.waits))
+    return Removal(saves_s=saved_s, seconds=seconds(exposed), count=worst.last, what=worst.label)
 
 
 def beyond_need(facts: TraceFacts) -> Removal | None:
@@ -383,19 +378,47 @@ def beyond_need(facts: TraceFacts) -> Removal | None:
     limit = slowest_operator(facts.profile.limits)
     if limit is None:
         return None
-    if not facts.devices:
-        excess_s = limit.device_s * (1 - (limit.efficiency or 0.0))
-        return Removal(saves_s=excess_s, seconds=excess_s, count=limit.calls, what=limit.label)
-    return Selection(kind="work", on_device=lambda seen: _beyond_need(seen, limit))(facts)
+    if facts.devices:
+        return Selection(kind="work", on_device=lambda seen: _beyond_need(seen, limit))(facts)
+    excess_s = limit.device_s * (1 - (limit.efficiency or 0.0))
+    return Removal(saves_s=excess_s, seconds=excess_s, count=limit.calls, what=limit.label)
 
 
 def _beyond_need(seen: OnDevice, limit: OperatorLimit) -> Taken:
-    trace, links = seen.trace, seen.links
-    names = [number for number in distinct(trace.operators.name).tolist() if trace.names[number] == limit.name]
+    trace, links, share = seen.trace, seen.links, 1 - (limit.efficiency or 0.0)
+    name = [number for number in distinct(trace.operators.name).tolist() if trace.names[number] == limit.name]
     shapes = [number for number, shape in enumerate(trace.shapes) if shape.dims == limit.dims]
-    meant = np.isin(trace.operators.name, names) & np.isin(trace.operators.shape, shapes)
-    rows = (links.operator >= 0) & ~links.by_graph
-    rows[rows] = meant[links.operator[rows]]
-    share = 1 - (limit.efficiency or 0.0)
+    meant = np.isin(trace.operators.name, name) & np.isin(trace.operators.shape, shapes)
+    rows = np.append(meant, False)[links.operator] & ~links.by_graph
     cut = (seen.run.cut(rows) * share).astype(np.int64)
     return Taken(round(seen.total(rows) * share), int(rows.sum()), limit.label, Without(work=cut))
+
+
+# Generation
+
+
+def decoding(holds: Callable[[Generation], bool], share: Callable[[Generation], float]) -> Removes:
+    """`share`: of a generation's time, what would be gone."""
+
+    def removes(facts: TraceFacts) -> Removal | None:
+        found = facts.generation
+        saves_s = facts.profile.wall_s * max(share(found), 0.0) if found is not None and holds(found) else 0.0
+        return Removal(saves_s=saves_s, seconds=saves_s)
+
+    return removes
+
+
+def beyond_reading(found: Generation) -> float:
+    return found.decode_share * (1 - (found.bandwidth_share or 0.0))
+
+
+def is_slow(found: Generation) -> bool:
+    """Returns true if its tokens are slower than reading what they need, though the host issues them in time."""
+    told = found.tpot_s is not None and found.read_s is not None
+    return told and not found.reads_all_the_time and (found.host_share or 0.0) <= HOST_BOUND_SHARE
+
+
+def is_late(found: Generation) -> bool:
+    """Returns true if they are as slow because the host is late."""
+    told = found.tpot_s is not None and found.read_s is not None
+    return told and not found.reads_all_the_time and (found.host_share or 0.0) > HOST_BOUND_SHARE

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redline.analyze import removals
-from redline.analyze.bound import SAME_AS_DEVICE, Bound, BoundLabel, by_work, reads_all_the_time, runs_python
-from redline.analyze.decoding import DECODING, waits_for_host
-from redline.analyze.finding import Advice, Finding, Removal, Rule, findings_of
-from redline.analyze.remedies import advice, does, is_about_code, recipe_of, switch, try_recipe, with_graphs
-from redline.analyze.removals import Selection, TraceFacts, only_if, operators, rows_of, unless_cleared
-from redline.model.note import Code, note
+from redline.analyze.bound import SAME_AS_DEVICE, by_work, first_limit
+from redline.analyze.finding import Advice, Bound, Finding, Removal, Rule, findings_of
+from redline.analyze.remedies import advice, does, graphs, is_about_code, recipe_of, switch
+from redline.analyze.removals import Selection, TraceFacts, decoding, only_if, operators, rows_of, unless_cleared
+from redline.model.note import note
 from redline.model.record import RunRecord
 from redline.model.units import format_bytes, format_seconds, format_share
 from redline.model.work import Ceilings
+from redline.trace.host import MOSTLY
 from redline.trace.names import MEMORY_CLASSES, label_of
 from redline.trace.patterns import recomputed, strict_products, unfused_attention
 
@@ -28,80 +28,72 @@ GRAPHS_IN_CODE = "torch.compile(model, mode='reduce-overhead'), or torch.cuda.gr
 
 
 def _host(facts: TraceFacts, gone: Removal) -> str:
-    profile, words = facts.profile, facts.words(gone)
+    profile, words, launches = facts.profile, facts.words(gone), facts.profile.launches
     if not profile.has_device:
         return f"no operator runs {gone.seconds / facts.span_s:.0%} of the time: Python between one operator and the next, {words['often']}"
-    launches, steps = profile.launches, profile.steps_seen
-    often = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
-    each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
-    beside = f"; meanwhile a thread that launches nothing runs {gone.what}" if gone.what else ""
+    a_step = (
+        f"{launches.calls / profile.steps_seen:.0f} launches a step"
+        if profile.steps_seen
+        else f"{launches.calls:,} launches"
+    )
+    mean = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
     issued = profile.capture.issue_share if profile.capture is not None else None
     known = f"issue/step {issued:.2f}, without the profiler: " if issued is not None else ""
-    return f"{known}the device waits for the host {words['time']}; {often}{each}{beside}"
+    exposed_s = profile.timeline.exposed_communication_s
+    beside = (
+        f"; beside it {format_seconds(exposed_s)} are communication with nothing computed"
+        if exposed_s > MOSTLY * gone.seconds
+        else ""
+    )
+    return f"{known}the device waits for the host {words['time']}; {a_step}{mean}{beside}"
 
 
 def _fewer_launches(facts: TraceFacts, gone: Removal) -> Advice:
-    profile = facts.profile
+    profile, program = facts.profile, does(facts.profile)
+    if not profile.has_device and program.compiles:
+        return Advice(f"{GRAPH_BREAKS}; or a larger batch")
     if not profile.has_device:
-        if does(profile).compiles:
-            return Advice(f"{GRAPH_BREAKS}; or a larger batch")
         why = "fewer operators, called without Python in between; or a larger batch"
         return advice(profile, "compile", why, "torch.compile(model)")
-    if gone.what and is_about_code(profile):
+    if program.records_graph:
         return Advice(
-            "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
-            "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
+            "a larger batch: graphs are on already, so the host is late with something else, such as a prompt that is read without one"
         )
-    if does(profile).records_graph:
-        generates = profile.capture is not None and profile.capture.task == "generate"
-        late = (
-            "of the decode step; the prompt is read without one"
-            if generates
-            else "so the host is late with something else"
-        )
-        return Advice(f"a larger batch: graphs are on already, {late}")
-    if is_about_code(profile):
-        return Advice(f"{GRAPHS_IN_CODE}, so that Python launches one graph instead of every kernel; or a larger batch")
-    return try_recipe(with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
+    return graphs(profile, "a graph takes Python out of the step; or a larger batch", GRAPHS_IN_CODE)
 
 
 def _stall(facts: TraceFacts, gone: Removal) -> str:
-    on_device = facts.profile.has_device
     idle, nothing = (
-        ("the device waits", " in which the host launches nothing") if on_device else ("no operator runs", "")
+        ("the device waits", " in which the host launches nothing")
+        if facts.profile.has_device
+        else ("no operator runs", "")
     )
-    stretches, mean = ("one stretch", "") if gone.count == 1 else (f"{gone.count:,} stretches", " each on average")
-    length = format_seconds(gone.seconds / max(gone.count, 1))
     inside = f"; most of it in {gone.what}" if gone.what else ""
-    return f"{idle} {facts.words(gone)['time']} in {stretches}{nothing}, {length}{mean}{inside}"
+    return f"{idle} {facts.words(gone)['time']} in long stretches{nothing}, {facts.words(gone)['often']}{inside}"
 
 
 def _leave_out(facts: TraceFacts, gone: Removal) -> str:
-    profile = facts.profile
-    how = "capture with --stacks" if profile.capture is not None else "record with with_stack=True"
-    see = "" if gone.what else f" ({how} to see the Python functions)"
-    also = "" if gone.what or profile.steps_seen else ". A server that has no requests looks the same"
-    unseen = profile.has_device and all(wait.copies for wait in profile.waits)
-    also += ". No call that waits for the device was recorded: it may wait there" if unseen else ""
-    return (
-        "take what the program does there out of the step, or do it less often or in another process: logging, "
-        f"metrics, checkpoints, preprocessing on the host{see}{also}"
-    )
+    leave = "take what the program does there out of the step, or do it less often or in another process: logging, metrics, checkpoints, preprocessing on the host"
+    how = "capture with --stacks" if facts.profile.capture is not None else "record with with_stack=True"
+    see = f" ({how} to see the Python functions; a server that has no requests looks the same, and so does a wait that was not recorded)"
+    return leave if gone.what else leave + see
 
 
 def _waited(facts: TraceFacts, *, copies: bool) -> str:
     sites, steps = [wait for wait in facts.profile.waits if wait.copies == copies], facts.profile.steps_seen
-    what = "copies that block the host" if copies else "calls that wait for the device"
-    where = ""
-    if sites:
-        first = sites[0]
-        called = f", called by {first.operator}" if first.operator else ""
-        frame = f" in {first.frame}" if first.frame else ""
-        a_step = "once a step" if steps == first.calls else f"{first.calls / steps:.3g} times a step" if steps else ""
-        often = a_step or ("once" if first.calls == 1 else f"{first.calls:,} times")
-        where = f": {first.call}{called}{frame}, {often}, {format_seconds(first.blocked_s)} in all"
-    blocked = format_seconds(sum(wait.blocked_s for wait in sites))
-    return f"the host spends {blocked} in {what} and launches the next work only then{where}"
+    what, blocked = (
+        "copies that block the host" if copies else "calls that wait for the device",
+        sum(wait.blocked_s for wait in sites),
+    )
+    spends = f"the host spends {format_seconds(blocked)} in {what} and launches the next work only then"
+    if not sites:
+        return spends
+    first = sites[0]
+    where = "".join(
+        f"{word} {place}" for word, place in ((", called by", first.operator), (" in", first.frame)) if place
+    )
+    often = f"{first.calls / steps:.3g} times a step" if steps else f"{first.calls:,} times"
+    return f"{spends}: {first.call}{where}, {'once a step' if steps == first.calls else often}, {format_seconds(first.blocked_s)} in all"
 
 
 def _read(facts: TraceFacts, gone: Removal) -> str:
@@ -120,48 +112,47 @@ def _read_less_often(facts: TraceFacts, gone: Removal) -> str:
     )
 
 
-def _record_later(facts: TraceFacts, gone: Removal) -> str:
-    again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(facts.profile).compiles else ""
-    return f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}"
+RECORD_LATER = (
+    "record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones; if later steps of a compiled program do it too, "
+    "TORCH_LOGS=recompiles says why"
+)
 
 
 def _short_gaps(facts: TraceFacts, gone: Removal) -> str:
-    launches = facts.profile.launches
+    launches, time = facts.profile.launches, facts.words(gone)["time"]
     return (
-        f"{facts.words(gone)['time']} lies in short gaps between kernels that were launched in time; {launches.short_share:.0%} "
+        f"{time} lies in short gaps between kernels that were launched in time; {launches.short_share:.0%} "
         f"of the kernels take no more than 10 µs (median {format_seconds(launches.median_kernel_s)})"
     )
 
 
 def _larger_kernels(facts: TraceFacts, gone: Removal) -> Advice:
     profile, program = facts.profile, does(facts.profile)
-    if program.records_graph and (program.compiles or profile.capture is None):
-        return Advice(f"a larger batch: the kernels are in a graph already{' and fused' * program.compiles}")
-    if program.records_graph or not program.compiles:
+    if not program.compiles and (program.records_graph or not is_about_code(profile)):
         return advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
-    close = "the kernels of a replayed graph follow each other closely"
-    return Advice(f"{GRAPHS_IN_CODE}: {close}") if is_about_code(profile) else try_recipe(with_graphs(profile), close)
-
-
-def _launches_missing(profile: Profile) -> float:
-    """Return the share of the device's work for which the trace holds no launch."""
-    return sum(row.device_share for row in profile.operators if row.source == "no-launch")
+    if program.records_graph:
+        return Advice("a larger batch: the kernels are in a graph already, and fused")
+    if program.compiles:
+        return graphs(profile, "the kernels of a replayed graph follow each other closely", GRAPHS_IN_CODE)
+    return Advice("torch.compile(model): fewer, larger kernels")
 
 
 def _late_work(facts: TraceFacts, gone: Removal) -> str:
-    idle, missing = facts.profile.idle, _launches_missing(facts.profile)
-    event, unknown = format_seconds(idle.dependency_s), format_seconds(idle.unknown_s)
+    idle, missing = facts.profile.idle, facts.profile.launches_missing
     parts = (
-        f"{event} of it before work that waits for an event of another stream" if idle.dependency_s else "",
-        f"{unknown} for reasons that are not in the trace" if idle.unknown_s else "",
-        f"for {missing:.0%} of the device's work the trace holds no launch" if missing else "",
+        (
+            idle.dependency_s,
+            f"{format_seconds(idle.dependency_s)} of it before work that waits for an event of another stream",
+        ),
+        (idle.unknown_s, f"{format_seconds(idle.unknown_s)} for reasons that are not in the trace"),
+        (missing, f"for {missing:.0%} of the device's work the trace holds no launch"),
     )
     before = f"the device is idle {facts.words(gone)['time']} before work that the host had not kept waiting"
-    return f"{before}: {', '.join(filter(None, parts))}"
+    return f"{before}: {', '.join(text for share, text in parts if share)}"
 
 
 def _look_outside(facts: TraceFacts, gone: Removal) -> str:
-    if _launches_missing(facts.profile) > facts.profile.idle.dependency_s / max(gone.seconds, 1e-12):
+    if facts.profile.launches_missing > facts.profile.idle.dependency_s / max(gone.seconds, 1e-12):
         return (
             "record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of category "
             "cuda_runtime and the argument 'correlation' when a trace is cut or rewritten"
@@ -182,26 +173,13 @@ def _copies(facts: TraceFacts, gone: Removal) -> str:
     return f"copies with no kernel beside them take {facts.words(gone)['time']}{most}"
 
 
-def _prefetch(facts: TraceFacts, gone: Removal) -> str:
-    moves = [row for row in facts.profile.copies if row.kind == "copy"]
-    pageable = any("pageable" in row.name.lower() for row in moves)
-    pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
-    if moves and moves[0].is_apart:
-        return (
-            f"{pinned}start the copy of the next batch before this step's kernels are launched, and let their stream wait for it "
-            "(wait_stream, wait_event), not the host: it has a stream of its own, but nothing runs beside it"
-        )
-    return f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own"
-
-
 def _communication(facts: TraceFacts, gone: Removal) -> str:
     profile, timeline = facts.profile, facts.profile.timeline
     hidden = 1 - timeline.exposed_communication_s / max(timeline.communication_s, 1e-12)
     often = profile.gradient_reductions or 1
     repeated = f"; gradients are reduced {often} times for each step of the optimizer" if often > 1 else ""
     most = ""
-    if profile.collectives:
-        row = profile.collectives[0]
+    for row in profile.collectives[:1]:
         size = f" of {format_bytes(row.message_bytes)}" if row.message_bytes else ""
         speed = f" at {row.bus_bytes_per_s / 1e9:.1f} GB/s on the bus" if row.bus_bytes_per_s else ""
         most = f"; most of it {row.name}{size}{speed}"
@@ -209,8 +187,6 @@ def _communication(facts: TraceFacts, gone: Removal) -> str:
     return f"{taken}; {hidden:.0%} is hidden{most}{repeated}"
 
 
-_WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
-"""Types of messages that could be narrower; a message without a named type may have any."""
 _STAGES = (
     "this is mostly waiting for the neighbouring stage of a pipeline: more micro-batches for each step, an interleaved "
     "schedule, and stages that take equally long"
@@ -221,31 +197,23 @@ _EXCHANGES = {
     "per device",
     "alltoall": "compute beside it what does not need its result (dense layers, another micro-batch); balance who sends "
     "what, and send less (lower precision)",
-    "sendrecv": _STAGES,
-    "send": _STAGES,
-    "recv": _STAGES,
+    **dict.fromkeys(("sendrecv", "send", "recv"), _STAGES),
     "broadcast": "DDP(broadcast_buffers=False) where the ranks need not share their buffers; else fewer, larger broadcasts",
 }
 """How to wait less for what is exchanged most; reductions are in `_overlap`."""
 
 
 def _overlap(facts: TraceFacts, gone: Removal) -> str:
-    profile = facts.profile
-    if (profile.gradient_reductions or 0) > 1:
+    if (facts.profile.gradient_reductions or 0) > 1:
         return (
             "reduce gradients once for each step of the optimizer: run all but its last micro-batch inside model.no_sync() "
             "(FSDP: no_sync() or set_requires_gradient_sync(False))"
         )
-    if profile.collectives and profile.collectives[0].name in _EXCHANGES:
-        return _EXCHANGES[profile.collectives[0].name]
-    wide = any(row.dtype.lower() in _WIDE_TYPES for row in profile.collectives[:3])
-    more = (
-        "gradient accumulation under no_sync(), or bf16 gradients"
-        if wide
-        else "or gradient accumulation under no_sync()"
-    )
-    return (
-        f"overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), a larger batch per device, {more}"
+    kind = facts.profile.collectives[0].name if facts.profile.collectives else ""
+    return _EXCHANGES.get(
+        kind,
+        "overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), a larger batch per device, gradient accumulation "
+        "under no_sync(), or gradients in bf16",
     )
 
 
@@ -261,31 +229,18 @@ def _straggler(facts: TraceFacts, gone: Removal) -> str:
 # This work could be done in another way
 
 
-def _fuse_attention(facts: TraceFacts, gone: Removal) -> str:
-    if any("_scaled_dot_product_attention_math" in row.name for row in facts.profile.operators):
-        return (
-            "scaled_dot_product_attention falls back to its slow form here: use fp16 or bf16, and no mask that needs a "
-            "gradient, so that a fused kernel fits"
-        )
-    return "use torch.nn.functional.scaled_dot_product_attention: one kernel that never writes the scores to memory"
-
-
-def _keep_layout(facts: TraceFacts, gone: Removal) -> Advice:
-    if any(one.name == "channels-last" for one in recipe_of(facts.profile)):
-        return Advice("look in the operator table for what brings the other layout back: channels-last is on already")
-    in_code = "model.to(memory_format=torch.channels_last), and the inputs too"
-    return advice(facts.profile, "channels-last", "keep images in the layout the convolutions want", in_code)
-
-
 def _matrix_units(facts: TraceFacts, gone: Removal) -> Advice:
     profile, hardware = facts.profile, facts.profile.hardware
-    check = "the numerics check tells what it costs" if profile.capture is not None else "compare the outputs"
     if any(one.name == "tf32" for one in recipe_of(profile)):
-        return advice(profile, "amp", f"tf32 is on, and these kernels do not use it; {check}", "torch.autocast")
+        return advice(
+            profile,
+            "amp",
+            "tf32 is on, and these kernels do not use it; the numerics check tells what it costs",
+            "torch.autocast",
+        )
     if hardware.has_tf32:
         in_code = "torch.backends.fp32_precision = 'tf32' (or torch.set_float32_matmul_precision('high')), or autocast for more"
-        more = ", or amp for more" if profile.capture is not None else ""
-        return advice(profile, "tf32", f"tensor cores{more}; {check}", in_code)
+        return advice(profile, "tf32", "tensor cores; compare the outputs", in_code)
     if hardware.maker == "nvidia" and hardware.capability is None and profile.capture is None:
         return Advice(
             "autocast to fp16: tensor cores; on an A100 or newer also torch.set_float32_matmul_precision('high'). "
@@ -294,7 +249,7 @@ def _matrix_units(facts: TraceFacts, gone: Removal) -> Advice:
     why = "matrix cores" if hardware.maker == "amd" else "tensor cores; this GPU has none for fp32"
     form = "torch.bfloat16" if hardware.has_bf16 else "torch.float16"
     in_code = f"torch.autocast('cuda', dtype={form}), with a GradScaler when training in fp16"
-    return advice(profile, "amp", f"{why}; {check}", in_code)
+    return advice(profile, "amp", f"{why}; compare the outputs", in_code)
 
 
 def _fuse(facts: TraceFacts, gone: Removal) -> Advice:
@@ -313,25 +268,23 @@ def _slow_kernel(facts: TraceFacts, gone: Removal) -> str:
 
 
 def _another_kernel(facts: TraceFacts, gone: Removal) -> Advice:
-    profile = facts.profile
-    row = next(row for row in profile.limits if row.label == gone.what)
-    if row.kind == "attention":
+    profile, kind = facts.profile, next(row.kind for row in facts.profile.limits if row.label == gone.what)
+    if kind == "attention":
         return Advice(
             "another kernel for it: newer flash attention or cuDNN's (torch.nn.attention.sdpa_kernel), head sizes and sequence lengths "
             "that are multiples of 64 or 128, or a larger batch: few heads do not fill the device"
         )
-    if not profile.has_device and row.kind in ("convolution", "reduction"):
-        why, in_code = (
-            "kernels for that layout are faster on many processors",
-            "model.to(memory_format=torch.channels_last)",
-        )
-        return advice(profile, "channels-last", why, in_code)
+    if not profile.has_device and kind in ("convolution", "reduction"):
+        in_code = "model.to(memory_format=torch.channels_last)"
+        return advice(profile, "channels-last", "kernels for that layout are faster on many processors", in_code)
     why, in_code = (
         "kernels tuned for these shapes; or shapes that are multiples of 64",
         "torch.compile(model, mode='max-autotune')",
     )
     return advice(profile, "compile:max-autotune-no-cudagraphs", why, in_code)
 
+
+_TOKEN = "a token takes {token}, and reading what it needs ({bytes}) {read} at the copy bandwidth: {reached} of it is reached"
 
 RULES: tuple[Rule[TraceFacts], ...] = (
     Rule(
@@ -346,7 +299,7 @@ RULES: tuple[Rule[TraceFacts], ...] = (
         removes=removals.named("warm-up"),
         says="{idle} {time} while the host loads code, compiles or records a graph, in {count} calls that happen once: these steps "
         "are not the usual ones",
-        change=_record_later,
+        change=RECORD_LATER,
         limit="host",
     ),
     Rule(
@@ -374,10 +327,7 @@ RULES: tuple[Rule[TraceFacts], ...] = (
     ),
     Rule(
         code="host-bound",
-        removes=only_if(
-            lambda profile: not waits_for_host(profile),
-            unless_cleared(Selection(kind="wait", on_device=removals.late_host, on_host=removals.python)),
-        ),
+        removes=unless_cleared(Selection(kind="wait", on_device=removals.late_host, on_host=removals.python)),
         says=_host,
         change=_fewer_launches,
         limit="host",
@@ -432,7 +382,8 @@ RULES: tuple[Rule[TraceFacts], ...] = (
         code="copy-bound",
         removes=Selection(kind="other", on_device=removals.copies_alone),
         says=_copies,
-        change=_prefetch,
+        change="prefetch from pinned memory: copy the next batch with non_blocking=True on a stream of its own, started before this step's "
+        "kernels are launched, and let their stream wait for it (wait_stream, wait_event), not the host",
         limit="data",
     ),
     Rule(
@@ -443,7 +394,8 @@ RULES: tuple[Rule[TraceFacts], ...] = (
             on_host=operators(lambda seen: seen.attention),
         ),
         says="{part} is attention that is not fused: softmax and the batched products around it ({count} {pieces})",
-        change=_fuse_attention,
+        change="use torch.nn.functional.scaled_dot_product_attention: one kernel that never writes the scores to memory; where it falls back "
+        "to its slow form (math), fp16 or bf16 and no mask that needs a gradient, so that a fused kernel fits",
         least_share=0.05,
     ),
     Rule(
@@ -460,7 +412,11 @@ RULES: tuple[Rule[TraceFacts], ...] = (
         code="layout-conversions",
         removes=removals.of_names(lambda name: name.converts_layout),
         says="{part} only turns one memory layout into the other ({what})",
-        change=_keep_layout,
+        change=switch(
+            "channels-last",
+            "keep images in the layout the convolutions want",
+            "model.to(memory_format=torch.channels_last), and the inputs too",
+        ),
         least_share=0.03,
     ),
     Rule(
@@ -522,47 +478,71 @@ RULES: tuple[Rule[TraceFacts], ...] = (
         removes=Selection(kind="other", on_device=removals.cold),
         says="the kernels of the first steps ({count}) take {seconds} longer than those of the same operators later, most of it "
         "{what}: caches or clocks were cold, or algorithms were compared (cudnn.benchmark)",
-        change=_record_later,
+        change=RECORD_LATER,
     ),
     Rule(code="slow-kernel", removes=removals.beyond_need, says=_slow_kernel, change=_another_kernel, least_share=0.05),
+    Rule(
+        code="decode-memory-bound",
+        removes=decoding(
+            lambda found: found.reads_all_the_time,
+            lambda found: found.decode_share * min(found.bandwidth_share or 0.0, 1.0) / 2,
+        ),
+        says=f"memory limits decoding: {_TOKEN}",
+        change="half the bytes per token (bf16 weights, after that int8:weight-only), or a larger batch, which reads the weights once for "
+        "all its sequences",
+        limit="memory",
+    ),
+    Rule(
+        code="decode-host-bound",
+        removes=decoding(removals.is_late, removals.beyond_reading),
+        says=f"the host limits decoding, it needs {{host}} of the time to issue a token: {_TOKEN}",
+        change="static-cache+graphs takes Python out of the decode step; where it is in a graph already, a larger batch",
+        limit="host",
+    ),
+    Rule(
+        code="decode-slow-kernels",
+        removes=decoding(removals.is_slow, removals.beyond_reading),
+        says=f"neither the host nor memory limits decoding, its kernels are slow: {_TOKEN}",
+        change="compile:coordinate-descent tunes kernels for reading weights, compile:pdl (Hopper) and decode-kernels (batches up to 4) begin "
+        "to read before the kernel in front has ended; or a larger batch, which takes the same kernels for more sequences",
+    ),
+    Rule(
+        code="prefill-bound",
+        removes=decoding(lambda found: found.decode_share < MOSTLY, lambda found: 1 - found.decode_share),
+        says="reading the prompt takes {prompt} of a generation: {first} to the first token",
+        change="bf16, for products of the prompt on the matrix units; a shorter prompt, or keep the cache of a beginning that prompts share",
+    ),
 )
+RULE_OF = {rule.code: rule for rule in RULES}
 
 
 def diagnose(facts: TraceFacts) -> list[Finding]:
-    """Whatever costs a noticeable share of the time, what would save the most first."""
-    return [] if facts.profile.missing else findings_of((*RULES, *DECODING), facts)
+    """Whatever costs a noticeable share of the time, what would save the most first. Of decoding there is one finding about the host."""
+    found = [] if facts.profile.missing else findings_of(RULES, facts)
+    told = {finding.code for finding in found}
+    return [finding for finding in found if finding.code != "host-bound" or "decode-host-bound" not in told]
 
 
-LIMIT_OF = {rule.code: rule.limit for rule in (*RULES, *DECODING)}
 LIMITS = 0.1
 """Share of the time: a first finding that saves less is not what limits the steps."""
-MOSTLY = 0.5
-"""Work that makes up more than half of the device's time names its limit."""
 NO_SHAPES = note(
     SAME_AS_DEVICE.code,
     "host and device are the same; recorded with record_shapes=True, a trace also tells which operators are slow for their size",
 )
-_NOTES: dict[BoundLabel, Code] = {
-    "host": "host",
-    "launch": "launch",
-    "data": "data",
-    "communication": "communication",
-    "memory": "memory",
-}
 
 
 def limit_of(profile: Profile, record: RunRecord | None, ceilings: Ceilings | None) -> Bound:
     """Return what limits the steps: what the first finding says, else the device by its work."""
     if profile.missing:
         return Bound(label="unknown", evidence=note("not-measured", profile.missing))
-    if record is not None and (reading := reads_all_the_time(record, ceilings)) is not None:
+    if record is not None and (reading := first_limit(record, ceilings, "memory")) is not None:
         return reading
-    first = next(iter(profile.findings), None)
-    label = LIMIT_OF[first.code] if first is not None and first.saves_s >= LIMITS * profile.whole_s else None
-    if first is not None and label is not None:
-        return Bound(label=label, evidence=note(_NOTES.get(label, "not-measured"), first.evidence))
+    for first in profile.findings[:1]:
+        if (label := RULE_OF[first.code].limit) is not None and first.saves_s >= LIMITS * profile.whole_s:
+            code = label if label in ("host", "launch", "data", "communication", "memory") else "not-measured"
+            return Bound(label=label, evidence=note(code, first.evidence))
     if not profile.has_device:
-        python = runs_python(record) if record is not None else None
+        python = first_limit(record, ceilings, "outside-operators") if record is not None else None
         known = SAME_AS_DEVICE if profile.limits or record is not None else NO_SHAPES
         return python or by_work(record, ceilings, known, otherwise="device")
     share = min(profile.timeline.busy_s / profile.whole_s, 1.0) if profile.whole_s else 0.0
@@ -572,15 +552,15 @@ def limit_of(profile: Profile, record: RunRecord | None, ceilings: Ceilings | No
 
 
 def _by_names_and_shapes(profile: Profile, share: float, busy: str) -> Bound | None:
-    sums = {
-        kind: sum(row.device_s for row in profile.limits if row.limited_by == kind) for kind in ("compute", "memory")
-    }
-    known_s = sum(sums.values())
+    """Work that makes up more than half of the device's time names its limit."""
+    compute_s, memory_s = (
+        sum(row.device_s for row in profile.limits if row.limited_by == side) for side in ("compute", "memory")
+    )
+    known_s = compute_s + memory_s
     if known_s and known_s >= MOSTLY * profile.timeline.busy_s:
-        label: BoundLabel = "compute" if sums["compute"] >= sums["memory"] else "memory"
-        units = "the matrix units" if label == "compute" else "memory bandwidth"
-        evidence = f"{busy}, {sums[label] / known_s:.0%} of it in operators limited by {units}"
-        return Bound(label=label, evidence=note("work", evidence))
+        units = "the matrix units" if compute_s >= memory_s else "memory bandwidth"
+        evidence = f"{busy}, {max(compute_s, memory_s) / known_s:.0%} of it in operators limited by {units}"
+        return Bound(label="compute" if compute_s >= memory_s else "memory", evidence=note("work", evidence))
     moving = sum(row.share for row in profile.classes if row.name in MEMORY_CLASSES)
     if moving >= MOSTLY:
         text = f"{moving:.0%} of the device's work moves data and computes little"

@@ -1,4 +1,4 @@
-"""The figures, axes, colours and files that every picture is made with."""
+"""What every picture is drawn with."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def save_figure(figure: Any, path: Path, dpi: int = 130) -> Path:
 
 
 def data_url(figure: Any) -> str:
-    """Returns the picture as an address that holds the whole image, so that a page fetches nothing."""
+    """The picture as the address of an image that a page carries in itself."""
     held = io.BytesIO()
     figure.savefig(held, dpi=110, format="png")
     return f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"

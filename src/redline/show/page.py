@@ -65,7 +65,7 @@ def _picture(result: Result) -> str:
 
 
 def written_page(result: Result) -> Any:
-    """Returns the result as a page that needs no server. Some results have a page of their own."""
+    """The result as a file that a browser opens by itself; some have pages of their own."""
     own = getattr(result, "to_html", None)
     if own is not None:
         return own()

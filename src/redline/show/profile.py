@@ -21,13 +21,11 @@ from redline.show.export import harmless
 from redline.show.payload import as_json
 from redline.show.result import Result, web_table
 from redline.trace.lanes import Lane, Lanes
-from redline.trace.tables import MemoryLine
-from redline.trace.timeline import Strip
 from redline.trace.tree import TreeNode
 
 # The page
 
-WIDTH, HEIGHT, ROW_HEIGHT = 960, 60, 16
+WIDTH, ROW_HEIGHT = 960, 16
 NARROWEST = 0.8
 """Boxes of a flame graph that are narrower than this, in units of `WIDTH`, cannot be seen and are left out."""
 DEEPEST_ROW = 40
@@ -43,11 +41,8 @@ def profile_page(result: Result, profile: Profile, lanes: Lanes | None = None) -
     return _template().render(
         result=result,
         profile=profile,
-        pictures=[(strip, _bars(strip)) for strip in profile.strips],
         flames=[flame for side in get_args(Side) if (flame := _flame(profile.tree, side)) is not None],
-        memory=[(line, _curve(line)) for line in profile.memory if line.on_device],
         width=WIDTH,
-        height=HEIGHT,
         tables=[Markup(web_table(table)) for table in result.tables if table.rows and not table.is_list],
         lanes=Markup(as_json(msgspec.to_builtins(lanes))) if lanes is not None else "",
         script=Markup(script),
@@ -93,37 +88,6 @@ def _flame(tree: TreeNode | None, side: Side) -> dict[str, Any] | None:
     add(tree, 0.0, 0)
     height = ROW_HEIGHT + max((box["y"] for box in boxes), default=0)
     return {"side": side, "whole": whole, "boxes": boxes, "height": height}
-
-
-def _curve(line: MemoryLine) -> str:
-    """Return the points of a polygon under the memory in use."""
-    step, most = WIDTH / len(line.allocated), max(line.peak_bytes, 1)
-    tops = [(number * step, HEIGHT * (1 - size / most)) for number, size in enumerate(line.allocated)]
-    points = [(0.0, float(HEIGHT)), *tops, (float(WIDTH), tops[-1][1]), (float(WIDTH), float(HEIGHT))]
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _bars(strip: Strip) -> list[dict[str, Any]]:
-    """Return the rectangles of the picture, one on top of the other in each stretch; those of no height are left out."""
-    wide = WIDTH / len(strip.compute)
-    columns = {"compute": strip.compute, "communication": strip.communication, "copy": strip.copy}
-    columns |= {f"idle-{cause}": shares for cause, shares in strip.idle.items()}
-    bars = []
-    for number, shares in enumerate(zip(*columns.values(), strict=True)):
-        top = float(HEIGHT)
-        for kind, share in zip(columns, shares, strict=True):
-            if share * HEIGHT >= 0.1:
-                top -= share * HEIGHT
-                bars.append(
-                    {
-                        "x": f"{number * wide:.2f}",
-                        "y": f"{top:.2f}",
-                        "w": f"{wide:.2f}",
-                        "h": f"{share * HEIGHT:.2f}",
-                        "kind": kind,
-                    }
-                )
-    return bars
 
 
 # Kernels as CSV

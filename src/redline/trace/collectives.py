@@ -1,12 +1,11 @@
 """Collectives: what they move and how fast, how much of their time is waiting for other ranks, and who is late.
 
-Bandwidths follow NCCL's own tests. The *algorithm bandwidth* is the message over the time; the *bus bandwidth* counts what
-must cross the slowest link whatever the number of ranks, and can be held against the hardware.
+The bandwidth follows NCCL's own tests: on the bus counts what must cross the slowest link whatever the number of ranks, so
+that it can be held against the hardware.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,15 +17,16 @@ from numpy.typing import NDArray
 
 from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, Collective, Ints, Shape
-from redline.trace.intervals import seconds
+from redline.trace.host import HostView, picked
+from redline.trace.intervals import Intervals, seconds
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.shapes import bytes_of_type, tensors_of
 from redline.trace.timeline import ANNOTATED, DeviceView, host_compute
 
 _KINDS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "scatter", "gather", "reduce", "sendrecv",
           "send", "recv", "barrier")  # fmt: skip
-_OUTPUT_COUNTS = frozenset(("allgather", "gather"))
-"""The message is what comes out; of all others, what goes in."""
+_BUS_SHARES = {"allreduce": 2, "allgather": 1, "reducescatter": 1, "alltoall": 1}
+"""How often each byte of a message crosses the bus, of which (n − 1)/n leave each of n ranks."""
 
 
 class CollectiveRow(Frozen):
@@ -46,13 +46,11 @@ class CollectiveRow(Frozen):
     hidden_s: float
     """While something computes on the same device."""
     wait_s: float | None
-    """It waits from its own arrival to that of the last rank: against the other ranks, where their traces are given, else
-    against the fastest call of the same size. None where neither is known."""
+    """It waits from its own arrival to that of the last rank; None where the traces of the other ranks are not given."""
     transfer_s: float | None
     """The rest."""
-    algorithm_bytes_per_s: float | None
-    """Message over transfer time, or over the whole time where the waiting is not known."""
     bus_bytes_per_s: float | None
+    """Over the transfer time, or over the whole time where the waiting is not known."""
 
 
 class Straggler(Frozen):
@@ -81,50 +79,39 @@ class Calls:
         return len(self.rows)
 
 
+def _calls(label: str, rows: Ints, kinds: list[Collective], start: Ints, end: Ints, compute: Intervals) -> Calls:
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    return Calls(label, rows[order], [kinds[at] for at in order.tolist()], start, end, compute.within(start, end))
+
+
 def calls_of(view: DeviceView) -> Calls:
     links, work = view.links, view.links.trace.work
-    talking = links.is_class("communication")[view.rows]
-    rows = view.rows[talking]
-    rows = rows[np.argsort(work.start[rows], kind="stable")]
-    start, end = work.start[rows], work.end[rows]
-    return Calls(
-        label=f"{links.trace.label}, device {view.device}",
-        rows=rows,
-        kinds=_described(links, rows),
-        start=start,
-        end=end,
-        hidden=view.compute.within(start, end),
-    )
+    rows = view.rows[links.is_class("communication")[view.rows]]
+    label = f"{links.trace.label}, device {view.device}"
+    return _calls(label, rows, _described(links, rows), work.start[rows], work.end[rows], view.compute)
 
 
 def host_calls(links: Links) -> Calls:
     """Returns the collectives of a trace without a device, as the library that runs them marks them."""
-    trace = links.trace
-    marks = np.flatnonzero(matching(trace, trace.annotations, ANNOTATED))
-    marks = marks[np.argsort(trace.annotations.start[marks], kind="stable")]
-    start, end = trace.annotations.start[marks], trace.annotations.end[marks]
-    return Calls(
-        label=trace.label,
-        rows=marks,
-        kinds=[_of_mark(links, int(mark)) for mark in marks],
-        start=start,
-        end=end,
-        hidden=host_compute(trace).within(start, end),
-    )
+    trace, marks = links.trace, links.trace.annotations
+    rows = np.flatnonzero(matching(trace, marks, ANNOTATED))
+    kinds = [_of_mark(links, row) for row in rows.tolist()]
+    return _calls(trace.label, rows, kinds, marks.start[rows], marks.end[rows], host_compute(trace))
 
 
 def _described(links: Links, rows: Ints) -> list[Collective]:
     """Returns what the kernel itself says of each, else the operator that describes it, else the annotation around its launch."""
     trace, table, parent = links.trace, links.trace.annotations, links.nesting.parent
     number, operator = trace.work.collective[rows], links.operator[rows]
-    while ((operator >= 0) & (number < 0)).any():
-        unknown = (operator >= 0) & (number < 0)
+    while (unknown := (operator >= 0) & (number < 0)).any():
         number = np.where(unknown, trace.operators.collective[operator], number)
         operator = np.where(unknown, parent[operator], UNKNOWN)
     marks, calls = np.flatnonzero(matching(trace, table, ANNOTATED)), links.call[rows]
-    nesting = Nesting(table.thread[marks], table.start[marks], table.end[marks])
     around, known = np.full(len(rows), UNKNOWN, np.int64), calls >= 0
-    around[known] = nesting.around(trace.calls.thread[calls[known]], trace.calls.start[calls[known]])
+    around[known] = Nesting(picked(table, marks)).around(
+        trace.calls.thread[calls[known]], trace.calls.start[calls[known]]
+    )
     return [
         trace.collectives[described]
         if described >= 0
@@ -144,16 +131,13 @@ def _kind_by_names(links: Links, row: int) -> str:
 
 
 def _of_mark(links: Links, mark: int) -> Collective:
-    trace = links.trace
-    number = int(trace.annotations.shape[mark])
-    shape = trace.shapes[number] if number >= 0 else Shape("[]", "[]")
-    tensors = tensors_of(shape)
+    trace, marks = links.trace, links.trace.annotations
+    number = int(marks.shape[mark])
+    tensors = tensors_of(trace.shapes[number] if number >= 0 else Shape("[]", "[]"))
     elements = sum(tensor.elements for tensor in tensors) if tensors else UNKNOWN
-    dtype = tensors[0].dtype if tensors else ""
-    kind = kind_of(trace.names[trace.annotations.name[mark]])
-    size = trace.world_size or UNKNOWN
+    kind, size = kind_of(trace.names[marks.name[mark]]), trace.world_size or UNKNOWN
     whole = elements * size if kind == "allgather" and min(elements, size) > 0 else elements
-    return Collective(kind, dtype, elements, whole, size)
+    return Collective(kind, tensors[0].dtype if tensors else "", elements, whole, size)
 
 
 @lru_cache(maxsize=4096)
@@ -164,18 +148,10 @@ def kind_of(name: str) -> str:
 
 
 def message_bytes(one: Collective) -> int | None:
-    kind = kind_of(one.name)
-    elements = one.out_elements if kind in _OUTPUT_COUNTS and one.out_elements > 0 else one.in_elements
-    size = bytes_of_type(one.dtype)
+    """The message is what comes out where it is gathered; of all others, what goes in."""
+    is_gathered = kind_of(one.name) in ("allgather", "gather") and one.out_elements > 0
+    elements, size = one.out_elements if is_gathered else one.in_elements, bytes_of_type(one.dtype)
     return elements * size if elements > 0 and size else None
-
-
-def bus_factor(kind: str, ranks: int) -> float:
-    """Bus over algorithm bandwidth."""
-    if ranks < 2:
-        return 1.0
-    share = (ranks - 1) / ranks
-    return {"allreduce": 2 * share, "allgather": share, "reducescatter": share, "alltoall": share}.get(kind, 1.0)
 
 
 @dataclass(frozen=True)
@@ -183,22 +159,16 @@ class Waiting:
     """Says how long each device waited for others in each of its collectives; NaN where that is not known."""
 
     waits: list[NDArray[np.float64]]
-    late: int
-    """How much earlier the steps of each device would end, had no rank been later than the first: by the longest
-    exposed wait of any rank in each collective, since all of them go on together."""
-    from_ranks: bool
     stragglers: list[Straggler]
+    """None of them where the traces of the other ranks are not given."""
 
 
 def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
-    """Compares with the other ranks where they took part in the same collectives, else with the fastest call of the same size."""
+    """Compares with the other ranks where they took part in the same collectives."""
     groups = matched(all_calls) if len(all_calls) > 1 else []
-    if not groups:
-        return Waiting([_against_fastest(calls) for calls in all_calls], 0, False, [])
-    offsets = clock_offsets(all_calls, groups)
     waits = [np.full(len(calls), np.nan) for calls in all_calls]
+    offsets = clock_offsets(all_calls, groups) if groups else []
     last: defaultdict[int, list[float]] = defaultdict(list)
-    late = 0
     for group in groups:
         arrived = {device: int(all_calls[device].start[index]) - offsets[device] for device, index in group.items()}
         latest = max(arrived, key=lambda device: arrived[device])
@@ -206,20 +176,14 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
             length = int(all_calls[device].end[index] - all_calls[device].start[index])
             # No rank waits in a collective for longer than it takes: more means that these are not the same one.
             waits[device][index] = min(max(arrived[latest] - arrived[device], 0), length)
-        waited = [float(waits[device][index]) for device, index in group.items() if device != latest]
-        last[latest].append(float(np.mean(waited)))
-        exposed = [waits[device][index] - all_calls[device].hidden[index] for device, index in group.items()]
-        late += max(int(max(exposed)), 0)
+        last[latest].append(float(np.mean([waits[device][at] for device, at in group.items() if device != latest])))
     found = [
         Straggler(
-            label=all_calls[device].label,
-            last=len(waited),
-            collectives=len(groups),
-            waited_s=seconds(sum(waited)),
+            label=all_calls[device].label, last=len(waited), collectives=len(groups), waited_s=seconds(sum(waited))
         )
         for device, waited in last.items()
     ]
-    return Waiting(waits, late, True, sorted(found, key=lambda one: -one.waited_s))
+    return Waiting(waits, sorted(found, key=lambda one: -one.waited_s))
 
 
 def matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
@@ -229,49 +193,35 @@ def matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
         seen: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         for index, one in enumerate(calls.kinds):
             kind = kind_of(one.name)
-            if kind in ("send", "recv", "sendrecv"):
-                continue
-            # Sizes of an uneven all-to-all differ between ranks: only its kind and order tell.
-            key = (kind, one.group, one.in_elements if kind not in ("alltoall", "allgather") else 0)
-            indices[(*key, seen[key])][device] = index
-            seen[key] += 1
+            if kind not in ("send", "recv", "sendrecv"):
+                # Sizes of an uneven all-to-all differ between ranks: only its kind and order tell.
+                key = (kind, one.group, one.in_elements if kind not in ("alltoall", "allgather") else 0)
+                indices[(*key, seen[key])][device] = index
+                seen[key] += 1
     return [group for group in indices.values() if len(group) == len(all_calls)]
 
 
 def clock_offsets(all_calls: Sequence[Calls], groups: list[dict[int, int]]) -> list[int]:
     """How far each device's clock is ahead of the first one's: a collective ends everywhere at about the same time."""
-    ends = np.array(
-        [[int(all_calls[device].end[group[device]]) for device in range(len(all_calls))] for group in groups]
-    )
+    ends = np.array([[calls.end[group[device]] for device, calls in enumerate(all_calls)] for group in groups])
     return [int(offset) for offset in np.median(ends - ends[:, :1], axis=0).tolist()]
-
-
-def _against_fastest(calls: Calls) -> NDArray[np.float64]:
-    length = (calls.end - calls.start).astype(np.float64)
-    groups: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
-    for index, one in enumerate(calls.kinds):
-        groups[(kind_of(one.name), one.dtype, message_bytes(one) or UNKNOWN)].append(index)
-    waits = np.full(len(calls), np.nan)
-    for (_, _, size), members in groups.items():
-        if len(members) > 1 and size > 0:
-            waits[members] = length[members] - length[members].min()
-    return waits
 
 
 def collective_rows(all_calls: Sequence[Calls], waiting: Waiting) -> list[CollectiveRow]:
     groups: defaultdict[tuple[str, str, int | None, int | None], list[tuple[int, float, int]]] = defaultdict(list)
     for calls, waits in zip(all_calls, waiting.waits, strict=True):
-        lengths = (calls.end - calls.start).tolist()
-        for one, *times in zip(calls.kinds, lengths, waits.tolist(), calls.hidden.tolist(), strict=True):
+        columns = ((calls.end - calls.start).tolist(), waits.tolist(), calls.hidden.tolist())
+        for one, *times in zip(calls.kinds, *columns, strict=True):
             ranks = one.group_size if one.group_size > 0 else None
-            groups[kind_of(one.name), one.dtype, message_bytes(one), ranks].append((times[0], times[1], times[2]))
+            groups[kind_of(one.name), one.dtype, message_bytes(one), ranks].append(tuple(times))
     rows = []
     for (name, dtype, size, ranks), members in groups.items():
-        took, waiting_ns, hidden = zip(*members, strict=True)
-        total, waited = float(sum(took)), float(sum(waiting_ns))
-        is_known = not math.isnan(waited)
+        lengths, waits_ns, hidden = np.array(members, np.float64).T
+        total, waited = float(lengths.sum()), float(waits_ns.sum())
+        is_known = not np.isnan(waited)
         over = (total - waited if is_known else total) or total
-        speed = size * len(members) / seconds(over) if size and over else None
+        factor = _BUS_SHARES.get(name, 0) * (ranks - 1) / ranks if ranks and ranks > 1 else 0
+        moved = (size or 0) * len(members) * (factor or 1)
         rows.append(
             CollectiveRow(
                 name=name,
@@ -281,13 +231,30 @@ def collective_rows(all_calls: Sequence[Calls], waiting: Waiting) -> list[Collec
                 calls=len(members),
                 total_s=seconds(total),
                 mean_s=seconds(total / len(members)),
-                min_s=seconds(min(took)),
-                max_s=seconds(max(took)),
-                hidden_s=seconds(sum(hidden)),
+                min_s=seconds(float(lengths.min())),
+                max_s=seconds(float(lengths.max())),
+                hidden_s=seconds(float(hidden.sum())),
                 wait_s=seconds(waited) if is_known else None,
                 transfer_s=seconds(total - waited) if is_known else None,
-                algorithm_bytes_per_s=speed,
-                bus_bytes_per_s=speed * bus_factor(name, ranks) if speed and ranks else None,
+                bus_bytes_per_s=moved / seconds(over) if moved and over and ranks else None,
             )
         )
     return sorted(rows, key=lambda row: -row.total_s)
+
+
+_UPDATE = re.compile(r"^Optimizer\.step#")
+
+
+def gradient_reductions(view: HostView, calls: Calls) -> int | None:
+    """How often gradients are reduced for each step of the optimizer: more than once where accumulation forgets to wait."""
+    trace, links = view.trace, view.links
+    updates = max(int(matching(trace, marks, _UPDATE).sum()) for marks in (trace.annotations, trace.operators))
+    reduces = np.array([kind_of(one.name) in ("allreduce", "reducescatter") for one in calls.kinds], np.bool_)
+    call = links.call[calls.rows[reduces]]
+    call = call[(call >= 0) & (trace.calls.thread[call] != view.main_thread)]
+    if not updates or not len(call):
+        return None
+    # A backward pass reduces in one go; between two passes the main thread launches a forward, and the number of its
+    # launches before tells which pass a call belongs to.
+    forward = np.sort(trace.calls.start[view.launching[trace.calls.thread[view.launching] == view.main_thread]])
+    return max(round(len(np.unique(np.searchsorted(forward, trace.calls.start[call]))) / updates), 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,15 @@ class Work(IntEnum):
     FILL = 2
 
 
+class Table:
+    """A table holds one column per field."""
+
+    def only(self, rows: Mask | Ints) -> Self:
+        return type(self)(**{name: column[rows] for name, column in vars(self).items()})
+
+
 @dataclass(frozen=True)
-class HostRanges:
+class HostRanges(Table):
     """Stretches of time on host threads. `name` and `thread` index the trace's `names` and `threads`."""
 
     name: Ids
@@ -77,7 +85,7 @@ class Calls(HostRanges):
 
 
 @dataclass(frozen=True)
-class DeviceWork:
+class DeviceWork(Table):
     """Kernels, copies and fills."""
 
     kind: Ids
@@ -99,21 +107,16 @@ class DeviceWork:
     def __len__(self) -> int:
         return len(self.start)
 
-    def only(self, rows: Mask | Ints) -> DeviceWork:
-        return DeviceWork(**{name: column[rows] for name, column in vars(self).items()})
-
 
 @dataclass(frozen=True)
-class Allocations:
+class Allocations(Table):
     """The allocators took these bytes (above 0) or gave them back (below 0)."""
 
     at: Ints
     thread: Ids
     bytes: Ints
     on_device: Ids
-    device: Ids
-    allocated: Ints
-    """The allocator says that so much is in use on that device afterwards; UNKNOWN where the file does not say."""
+    """Above 0 for memory of a device."""
 
     def __len__(self) -> int:
         return len(self.at)

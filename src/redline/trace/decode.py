@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from itertools import accumulate, compress
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from redline.model.errors import TraceError
-from redline.model.note import Note, note
+from redline.model.note import note
 from redline.trace.columns import (
     UNKNOWN,
     Allocations,
@@ -64,12 +64,8 @@ OPERATOR = _Kind("operators", Operators, {name: name for name in ("external", "s
 CALL = _Kind("calls", Calls, {name: name for name in ("correlation", "external")})
 ANNOTATION = _Kind("annotations", Marks, {})
 FRAME = _Kind("frames", HostRanges, {})
-DEVICE = _Kind("work", DeviceWork, {name: name for name in ("correlation", "bytes")})
-ALLOCATION = _Kind(
-    "allocations",
-    Allocations,
-    {"bytes": "allocated", "on_device": "device_type", "device": "device_id", "allocated": "total_allocated"},
-)
+DEVICE = _Kind("work", DeviceWork, {name: name for name in ("correlation", "bytes", "stream")})
+ALLOCATION = _Kind("allocations", Allocations, {"bytes": "allocated", "on_device": "device_type"})
 _KINDS = (OPERATOR, CALL, ANNOTATION, FRAME, DEVICE, ALLOCATION)
 
 _CATEGORIES: dict[str, tuple[_Kind, Work | None] | None] = {
@@ -80,21 +76,18 @@ _CATEGORIES: dict[str, tuple[_Kind, Work | None] | None] = {
     "gpu_memcpy": (DEVICE, Work.COPY),
     "gpu_memset": (DEVICE, Work.FILL),
     "cpu_instant_event": (ALLOCATION, None),
-    # Work on accelerators of other makers.
-    "mtia_ccp_events": (DEVICE, Work.KERNEL),
-    "hpu_op": (DEVICE, Work.KERNEL),
     # As torch 1.8 to 1.10 wrote them.
     "operator": (OPERATOR, None),
     "memcpy": (DEVICE, Work.COPY),
     "memset": (DEVICE, Work.FILL),
     "runtime": (CALL, None),
+    # Work on accelerators of other makers.
+    **dict.fromkeys(("mtia_ccp_events", "hpu_op"), (DEVICE, Work.KERNEL)),
     # These repeat what other events say: annotations drawn on the device, arrows, the profiler's own work.
     **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "trace", "cuda_sync", "")),
 }
-_OLD_OPERATOR = "operator"
 _OLD_MARKS = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.")
 """Annotations begin with these. torch 1.8 to 1.10 wrote them as operators."""
-_MEMORY_EVENT = "[memory]"
 
 LONG_FRAME_US = 100.0
 """Shorter Python functions explain no wait, and there are millions of them."""
@@ -102,8 +95,6 @@ MODULE_FRAME = "nn.Module: "
 
 WITH_VALUES = ("conv", "attention", "record_param_comms", "c10d::")
 """The work of these operators depends on inputs that are no tensors: strides, whether a mask is causal."""
-
-APART = "their beginning and end are written apart (ph B and E), which Kineto does not do"
 
 
 class Numbering(defaultdict[T, int]):
@@ -144,25 +135,19 @@ class Builder:
             by_category[event.cat].append(event)
         groups: list[tuple[_Kind, Work | None, list[AnyEvent]]] = []
         unused: Counter[str] = Counter()
-        apart = 0
         for category, group in by_category.items():
-            if category.lower() == _OLD_OPERATOR:
-                marks = [event for event in group if event.name.startswith(_OLD_MARKS)]
-                groups.append((ANNOTATION, None, _wanted(ANNOTATION, marks)))
-                group = [event for event in group if not event.name.startswith(_OLD_MARKS)]
             known = _kind_of(category)
             if known == "unknown":
                 # Whatever says on which device and stream it ran is work of an accelerator nobody told us about.
                 placed = [event for event in group if event.args and min(event.args.device, event.args.stream) >= 0]
-                if not placed:
-                    unused[category] += sum(event.ph == "X" for event in group)
-                    continue
+                unused[category] += 0 if placed else sum(event.ph == "X" for event in group)
                 known, group = (DEVICE, Work.KERNEL), placed
+            if category == "Operator":
+                groups.append((ANNOTATION, None, [event for event in group if event.name.startswith(_OLD_MARKS)]))
+                group = [event for event in group if not event.name.startswith(_OLD_MARKS)]
             if known is not None:
                 groups.append((*known, _wanted(known[0], group)))
-                apart += sum(event.ph == "B" for event in group) if known[0] is not ALLOCATION else 0
         self._keep([group for group in groups if group[2]])
-        self.rejected[APART] += apart
         self.unused += unused
         self.events += len(events)
 
@@ -171,18 +156,16 @@ class Builder:
         if not groups:
             return
         start, duration = start_and_duration([event for _, _, group in groups for event in group])
-        ends = list(accumulate(len(group) for _, _, group in groups))
-        parts = [slice(end - len(group), end) for end, (_, _, group) in zip(ends, groups, strict=True)]
-        for (kind, _, _), part in zip(groups, parts, strict=True):
-            if kind is ALLOCATION:
-                duration[part] = 0
-        good = (start != NO_TIME) & (duration >= 0)
-        self.rejected["no time, or one out of range"] += int((start == NO_TIME).sum())
-        self.rejected["a duration below zero, out of range, or none"] += int((~good & (start != NO_TIME)).sum())
-        for (kind, work, group), part in zip(groups, parts, strict=True):
-            keep = good[part]
+        end = 0
+        for kind, work, group in groups:
+            part = slice(end, end := end + len(group))
+            lasts = np.zeros(len(group), np.int64) if kind is ALLOCATION else duration[part]
+            keep = (start[part] != NO_TIME) & (lasts >= 0)
+            self.rejected["no time, or one out of range"] += int((start[part] == NO_TIME).sum())
+            late = int((~keep & (start[part] != NO_TIME)).sum())
+            self.rejected["a duration below zero, out of range, or none"] += late
             kept = group if keep.all() else list(compress(group, keep.tolist()))
-            columns = {"start": start[part][keep], "duration": duration[part][keep]}
+            columns = {"start": start[part][keep], "duration": lasts[keep]}
             self._parts[kind.field].append(columns | self._columns(kind, work, kept))
 
     def _columns(self, kind: _Kind, work: Work | None, events: list[AnyEvent]) -> dict[str, Any]:
@@ -190,9 +173,7 @@ class Builder:
         columns: dict[str, Any] = {
             name: _keys(list(map(attrgetter(argument), args))) for name, argument in kind.arguments.items()
         }
-        if kind is ALLOCATION:
-            columns["on_device"] = (columns["on_device"] > 0).astype(np.int32)
-        else:
+        if kind is not ALLOCATION:
             columns["name"] = self.names.of((event.name for event in events), count)
         if kind is not DEVICE:
             columns["thread"] = self.threads.of(((event.pid, event.tid) for event in events), count)
@@ -203,11 +184,12 @@ class Builder:
         if kind is DEVICE:
             drawn = [(arg.device, event.pid) for arg, event in zip(args, events, strict=True)]
             number = {pair: self.devices[_device(*pair)] for pair in dict.fromkeys(drawn)}
-            streams = [arg.stream for arg in args]
-            if UNKNOWN in streams:
-                streams = [_either(stream, event.tid) for stream, event in zip(streams, events, strict=True)]
-            columns |= {"kind": np.full(count, work, np.int32), "stream": _keys(streams)}
             columns["device"] = np.array([number[pair] for pair in drawn], np.int32)
+            columns["kind"] = np.full(count, work, np.int32)
+            if UNKNOWN in columns["stream"]:
+                columns["stream"] = _keys(
+                    [_either(arg.stream, event.tid) for arg, event in zip(args, events, strict=True)]
+                )
         return columns
 
     def _shapes(self, events: list[AnyEvent], args: list[Args]) -> Ids:
@@ -225,8 +207,7 @@ class Builder:
     def _collectives(self, args: list[Args]) -> Ids:
         if not any([arg.collective for arg in args]):  # noqa: C419 - a list is made in half the time
             return np.full(len(args), UNKNOWN, np.int32)
-        numbers = [self.collectives[_collective(arg)] if arg.collective else UNKNOWN for arg in args]
-        return np.array(numbers, np.int32)
+        return np.array([self.collectives[_collective(arg)] if arg.collective else UNKNOWN for arg in args], np.int32)
 
     def finish(self) -> dict[str, Any]:
         """The tables of a `Trace`, by field; the parts they were made from are let go on the way."""
@@ -250,14 +231,10 @@ class Builder:
 
 def _wanted(kind: _Kind, events: list[AnyEvent]) -> list[AnyEvent]:
     if kind is ALLOCATION:
-        return [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
+        return [event for event in events if event.ph == "i" and event.name == "[memory]"]
     if kind is FRAME and events and isinstance(events[0], Event):
         # Only Python functions that last long and calls of modules are kept. Exact times are not compared.
-        return [
-            event
-            for event in events
-            if event.ph == "X" and (event.dur >= LONG_FRAME_US or event.name.startswith(MODULE_FRAME))
-        ]
+        events = [event for event in events if event.dur >= LONG_FRAME_US or event.name.startswith(MODULE_FRAME)]
     return [event for event in events if event.ph == "X"]
 
 
@@ -269,17 +246,10 @@ def _kind_of(category: str) -> Any:
 
 
 def _collective(args: Args) -> Collective:
-    def word(raw: msgspec.Raw) -> str:
-        return bytes(raw).decode("utf-8", "replace").strip('" ')
-
-    return Collective(
-        name=word(args.collective),
-        dtype=word(args.dtype),
-        in_elements=args.in_elements,
-        out_elements=args.out_elements,
-        group_size=args.group_size,
-        group=word(args.group),
+    name, dtype, group = (
+        bytes(raw).decode("utf-8", "replace").strip('" ') for raw in (args.collective, args.dtype, args.group)
     )
+    return Collective(name, dtype, args.in_elements, args.out_elements, args.group_size, group)
 
 
 def _keys(values: list[int]) -> Ints | Ids:
@@ -315,10 +285,10 @@ def read_file(path: Path) -> list[Trace]:
     reader.read()
     lost = _lost(file, reader, builder)
     why = f" ({'; '.join(lost.reasons)})" if lost.reasons else ""
-    if not builder.events:
-        raise TraceError(f"{path} holds no whole event{why}")
     tables = builder.finish()
     devices = len(distinct(tables["work"].device))
+    if not builder.events:
+        raise TraceError(f"{path} holds no whole event{why}")
     if devices > MOST_DEVICES:
         raise TraceError(f"{path} names {devices:,} devices: this is not the trace of one process")
     if not len(tables["operators"]) and not len(tables["work"]):
@@ -328,19 +298,21 @@ def read_file(path: Path) -> list[Trace]:
             raise TraceError(f"{path}: the durations of its {name} add up to more than a century; they are damaged")
     header = reader.header()
     job = _part(header, "distributedInfo", dict[str, Any], {})
+    listed = ", ".join(f"{count:,} of {category[:40]!r}" for category, count in builder.unused.most_common(5))
+    unknown = note("unknown-events", f"events of categories that Redline does not know are not counted: {listed}")
     whole = Trace(
         source=str(path),
         events=builder.events,
         rank=_count(job.get("rank"), rank_in_name(path)),
         world_size=_count(job.get("world_size")),
-        devices=_devices(header),
+        devices=tuple(map(_device_info, _part(header, "deviceProperties", list[dict[str, Any]], [])[:MOST_DEVICES])),
         names=list(builder.names),
         shapes=list(builder.shapes),
         collectives=list(builder.collectives),
         threads=list(builder.threads),
         lost=lost,
         trace_id=_part(header, "trace_id", str, "") or None,
-        notes=tuple(_notes(builder)),
+        notes=(unknown,) if listed else (),
         **tables,
     )
     return _by_process(whole, builder.device_numbers())
@@ -359,22 +331,19 @@ def read_trace(path: Path) -> Trace:
 def read_traces(paths: Sequence[Path]) -> list[Trace]:
     """All traces in files and folders; of a trace that is there twice, one."""
     files, notes = trace_files(paths)
-    traces: list[Trace] = []
-    seen: dict[tuple[str | None, int | None, str | None, int], str] = {}
+    traces: dict[Any, Trace] = {}
     for trace in (trace for path in files for trace in read_file(path)):
-        key = (trace.trace_id, trace.rank, trace.process, trace.events)
-        if trace.trace_id is not None and key in seen:
-            notes.append(note("given-twice", f"{trace.source} is the same trace as {seen[key]} and is counted once"))
-            continue
-        seen[key] = trace.source
-        traces.append(trace)
-    return [replace(traces[0], notes=(*notes, *traces[0].notes)), *traces[1:]]
+        key = (trace.trace_id, trace.rank, trace.process, trace.events) if trace.trace_id else len(traces)
+        if (first := traces.setdefault(key, trace)) is not trace:
+            notes.append(note("given-twice", f"{trace.source} is the same trace as {first.source} and is counted once"))
+    first, *others = traces.values()
+    return [replace(first, notes=(*notes, *first.notes)), *others]
 
 
 def _lost(file: TraceFile, reader: EventReader, builder: Builder) -> Lost:
     reasons = []
     if not reader.ended:
-        where = file.problem or f"the file ends early, after {file.size_bytes:,} bytes"
+        where = f"{file.problem or 'the file ends early'}, after {file.size_bytes:,} bytes"
         inside = f", inside an event ({reader.left_over:,} bytes of it)" if reader.left_over else ""
         reasons.append(f"{where}{inside}: whatever came later is missing")
     rejected = {"not readable as events": reader.unreadable, **builder.rejected}
@@ -384,12 +353,6 @@ def _lost(file: TraceFile, reader: EventReader, builder: Builder) -> Lost:
     )
 
 
-def _notes(builder: Builder) -> Iterator[Note]:
-    if builder.unused:
-        listed = ", ".join(f"{count:,} of {category[:40]!r}" for category, count in builder.unused.most_common(5))
-        yield note("unknown-events", f"events of categories that Redline does not know are not counted: {listed}")
-
-
 def _part(header: dict[str, msgspec.Raw], name: str, kind: type[T], otherwise: T) -> T:
     try:
         return msgspec.json.decode(header[name], type=kind) if name in header else otherwise
@@ -397,21 +360,13 @@ def _part(header: dict[str, msgspec.Raw], name: str, kind: type[T], otherwise: T
         return otherwise
 
 
-def _devices(header: dict[str, msgspec.Raw]) -> tuple[DeviceInfo, ...]:
-    listed = _part(header, "deviceProperties", list[dict[str, Any]], [])
-    return tuple(
-        DeviceInfo(
-            index=_count(device.get("id")),
-            name=device["name"] if isinstance(device.get("name"), str) else "",
-            capability=_capability(device),
-        )
-        for device in listed[:MOST_DEVICES]
+def _device_info(told: dict[str, Any]) -> DeviceInfo:
+    major, minor = _count(told.get("computeMajor")), _count(told.get("computeMinor"))
+    return DeviceInfo(
+        index=_count(told.get("id")),
+        name=told["name"] if isinstance(told.get("name"), str) else "",
+        capability=None if major is None or minor is None else (major, minor),
     )
-
-
-def _capability(device: dict[str, Any]) -> tuple[int, int] | None:
-    major, minor = _count(device.get("computeMajor")), _count(device.get("computeMinor"))
-    return None if major is None or minor is None else (major, minor)
 
 
 def _count(value: Any, otherwise: int | None = None) -> int | None:
@@ -422,69 +377,50 @@ def _count(value: Any, otherwise: int | None = None) -> int | None:
 # Files that hold several processes, as tools write that fuse the traces of a job
 #
 # Each process counts its launches and operators from 1, so that their numbers collide. Work on a device names the launch
-# it came from but not the process; what decides is which process has a launch of that number before the work began.
+# it came from but not the process. A device is driven by one process: the one whose launches explain most of its work.
 
 MOST_PROCESSES = 1024
-FITS_AS_WELL = 0.99
-"""Ranks of one job launch the same things: processes that explain this share of the best one's work fit equally well."""
 
 
 def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:
     """Returns the trace itself where one process made it. `numbers`: of each device that its work names by index."""
     processes: Numbering[int | str] = Numbering()
     of_thread = processes.of((pid for pid, _ in trace.threads), len(trace.threads))
-    working = distinct(np.concatenate((of_thread[trace.operators.thread], of_thread[trace.calls.thread])))
+    working = distinct(np.concatenate((of_thread[trace.operators.thread], of_thread[trace.calls.thread]))).tolist()
     if len(working) > MOST_PROCESSES:
         raise TraceError(f"{trace.source} names {len(working):,} processes: this is not the trace of one job")
-    if len(working) < 2:
-        return [replace(trace, work=replace(trace.work, device=numbers[trace.work.device]))]
-    owner, names = _owners(trace, of_thread, working.tolist()), list(processes)
     work = replace(trace.work, device=numbers[trace.work.device])
+    if len(working) < 2:
+        return [replace(trace, work=work)]
     traces = []
-    for process in working.tolist():
-        tables: dict[str, Any] = {"work": work.only(owner == process)}
+    driver = {
+        device: _driver(trace, np.flatnonzero(trace.work.device == device), of_thread, working, device)
+        for device in distinct(trace.work.device).tolist()
+    }
+    for process in working:
+        own = np.isin(trace.work.device, [device for device, name in driver.items() if name == process])
+        tables: dict[str, Any] = {"work": work.only(own)}
         for kind in _KINDS:
             if kind is not DEVICE:
                 table = getattr(trace, kind.field)
-                mine = of_thread[table.thread] == process
-                tables[kind.field] = replace(table, **{name: values[mine] for name, values in vars(table).items()})
-        traces.append(replace(trace, process=str(names[process]), **tables))
+                tables[kind.field] = table.only(of_thread[table.thread] == process)
+        traces.append(replace(trace, process=str(list(processes)[process]), **tables))
     return traces
 
 
-def _owners(trace: Trace, of_thread: Ids, processes: list[int]) -> Ints:
-    """Returns the process that launched each row of device work."""
-    work = trace.work
-    latest, owner = np.full(len(work), np.iinfo(np.int64).min), np.full(len(work), UNKNOWN, np.int64)
-    launched = {process: _launched(trace, of_thread, process) for process in processes}
-    for process, (rows, at) in launched.items():
-        is_later = at > latest[rows]
-        latest[rows[is_later]], owner[rows[is_later]] = at[is_later], process
-    # A device is nearly always driven by one process; only elsewhere must the latest launch before the work decide.
-    for device in distinct(work.device).tolist():
-        delays = {
-            process: work.start[rows[mine]] - at[mine]
-            for process, (rows, at) in launched.items()
-            if (mine := work.device[rows] == device).any()
-        }
-        most = max(map(len, delays.values()), default=0)
-        likely = [process for process, delay in delays.items() if len(delay) >= FITS_AS_WELL * most] or processes
-        # Devices and processes are numbered as they appear in the file, where those of one rank stand together.
-        driver = min(likely, key=lambda process: (abs(device - process), np.median(delays.get(process, 0)), process))
-        rows, _ = launched[driver]
-        owner[rows[work.device[rows] == device]] = driver
-        owner[(work.device == device) & (owner == UNKNOWN)] = driver
-    return owner
+def _driver(trace: Trace, rows: Ints, of_thread: Ids, processes: list[int], device: int) -> int:
+    """Returns the process that launched most of a device's work; where several explain as much of it, the soonest."""
+    work, calls = trace.work.only(rows), trace.calls
 
+    def unexplained(process: int) -> tuple[float, float, int]:
+        mine = np.flatnonzero((of_thread[calls.thread] == process) & (calls.correlation > 0))
+        if not len(mine):
+            return 1.0, 0.0, process
+        order = mine[np.argsort(calls.correlation[mine], kind="stable")]
+        call = order[np.minimum(np.searchsorted(calls.correlation[order], work.correlation), len(order) - 1)]
+        delay = (work.start - calls.start[call])[calls.correlation[call] == work.correlation]
+        # Ranks of one job launch the same things, so that a hundredth more or less tells nothing. Devices and processes are
+        # numbered as they appear in the file, where those of one rank stand together.
+        return round(1 - float((delay >= 0).sum()) / len(rows), 2), abs(device - process), process
 
-def _launched(trace: Trace, of_thread: Ids, process: int) -> tuple[Ints, Ints]:
-    """The rows of device work that one process may have launched, and when."""
-    work, calls = trace.work, trace.calls
-    mine = np.flatnonzero(of_thread[calls.thread] == process)
-    if not len(mine):
-        return mine, mine
-    order = mine[np.argsort(calls.correlation[mine], kind="stable")]
-    call = order[np.minimum(np.searchsorted(calls.correlation[order], work.correlation), len(order) - 1)]
-    same = (calls.correlation[call] == work.correlation) & (work.correlation > 0)
-    rows = np.flatnonzero(same & (calls.start[call] <= work.start))
-    return rows, calls.start[call[rows]]
+    return min(processes, key=unexplained)

@@ -38,6 +38,8 @@ STDIN = "-"
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
+_PACKED_BYTES = 1024
+"""Of a piece of gzip that is damaged nothing can be read, so that pieces are small."""
 
 
 class TraceFile:
@@ -64,38 +66,26 @@ class TraceFile:
             raise TraceError(f"cannot read {self._path}: {error.strerror or error}") from None
 
     def _gunzipped(self, file: BinaryIO) -> Iterator[bytes]:
-        stream = zlib.decompressobj(_GZIP_WINDOW)
-        rest = b""
-        while compressed := rest or file.read(BLOCK_BYTES):
-            before = stream.copy()
+        """Yields whole blocks: a few kilobytes of gzip can hold gigabytes, so that it is never unpacked at once."""
+        stream, text, rest = zlib.decompressobj(_GZIP_WINDOW), bytearray(), b""
+        while packed := rest or file.read(_PACKED_BYTES):
             try:
-                # It is unpacked a block at a time, since a few kilobytes of gzip can hold gigabytes.
-                block = stream.decompress(compressed, BLOCK_BYTES)
+                text += stream.decompress(packed, BLOCK_BYTES)
             except zlib.error as error:
-                yield _up_to_the_damage(before, compressed)
-                self.problem = f"the gzip data are damaged after {self.size_bytes:,} bytes ({error})"
-                return
-            if block:
-                yield block
-            rest = stream.unconsumed_tail
-            if stream.eof:
-                rest = stream.unused_data
-                if rest[:2] != _GZIP_MAGIC:
-                    return
-                stream = zlib.decompressobj(_GZIP_WINDOW)  # several gzip files in a row are one
-        yield stream.flush()
-        self.problem = f"the gzip data end early, after {self.size_bytes:,} bytes"
-
-
-def _up_to_the_damage(stream: zlib._Decompress, compressed: bytes) -> bytes:
-    """Return what comes out of a block before the byte that cannot be read. Read at once, the block would give nothing."""
-    text = bytearray()
-    with suppress(zlib.error):
-        for byte in compressed:
-            text += stream.decompress(bytes((byte,)))
-            if len(text) >= BLOCK_BYTES:
+                self.problem = f"the gzip data are damaged ({error})"
                 break
-    return bytes(text)
+            rest = stream.unconsumed_tail
+            if len(text) >= BLOCK_BYTES:
+                yield bytes(text)
+                text.clear()
+            if stream.eof:
+                rest = stream.unused_data or file.read(_PACKED_BYTES)
+                if not rest.startswith(_GZIP_MAGIC):
+                    break
+                stream = zlib.decompressobj(_GZIP_WINDOW)  # several gzip files in a row are one
+        else:
+            self.problem = "the gzip data end early"
+        yield bytes(text)
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -172,8 +162,6 @@ class Args(msgspec.Struct, gc=False):
     # Memory events have these.
     allocated: Whole = msgspec.field(default=0, name="Bytes")
     device_type: Whole = msgspec.field(default=0, name="Device Type")
-    device_id: Whole = msgspec.field(default=UNKNOWN, name="Device Id")
-    total_allocated: Whole = msgspec.field(default=UNKNOWN, name="Total Allocated")
     # Collectives have these, on the kernel and on the operator that describes it.
     collective: msgspec.Raw = msgspec.field(default=NOTHING, name="Collective name")
     dtype: msgspec.Raw = NOTHING
@@ -305,24 +293,16 @@ def _filled(struct: T, plain: dict[str, Any]) -> T:
 # From text to events
 
 LONGEST_EVENT_BYTES = 64 << 20
-"""Nothing that is a trace goes on so long without an event ending."""
+"""Nothing that is a trace goes on so long without an event ending, or without its list of events beginning."""
 
-LONGEST_HEAD_BYTES = 16 << 20
-"""No trace has so much text before its list of events."""
-
-_LONGEST_FOOTER_BYTES = 16 << 20
-_MOST_GUESSES = 64
 _BLANKS = b" \t\r\n"
-# A lone quote is a string that the buffer's end cuts off.
-_TOKEN = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]')
-_EVENTS = re.compile(rb'"traceEvents"\s*+:\s*+\[')
+_EVENTS = re.compile(rb'\A\s*+\[|"traceEvents"\s*+:\s*+\[')
 _SEPARATORS = re.compile(r"[ \t\r\n,]*+")
 _NEXT_EVENT = re.compile(r',[ \t\r\n]*+(?=\{[ \t\r\n]*+")')
 _REALLY_OVER = re.compile(r'\][ \t\r\n]*+(?:\}|,[ \t\r\n]*+"|$)')
+_MOST_GUESSES = 64
 _CUT_WORD = 8
 """A word or an escape that the end of the text cuts off, such as `-Infinit`, begins at most so far before it."""
-
-
 _TOO_DEEP = 500
 """Python's JSON reader gives up on brackets inside each other after no fewer characters than this."""
 
@@ -332,12 +312,8 @@ class EventReader:
 
     def __init__(self, file: TraceFile, path: Path, take: Callable[[Sequence[AnyEvent]], None]) -> None:
         """`take` may raise `NeedsExactTimes` before it takes anything of a batch."""
-        self._path = path
-        self._blocks = file.blocks()
-        self._take = take
-        self._pending = b""
-        self._before = b""
-        self._after = b""
+        self._path, self._blocks, self._take = path, file.blocks(), take
+        self._pending = self._before = self._after = b""
         self._exact = False
         self.ended = False
         """True once the end of the list of events was seen."""
@@ -366,62 +342,43 @@ class EventReader:
             if self.ended:
                 break
             if len(self._pending) > LONGEST_EVENT_BYTES:
-                raise TraceError(
-                    f"{self._path}: no event ends within {LONGEST_EVENT_BYTES >> 20} MiB; this is not a trace"
-                )
+                most = f"{LONGEST_EVENT_BYTES >> 20} MiB"
+                raise TraceError(f"{self._path}: no event ends within {most}; this is not a trace")
         if not self.ended:
             self._step(is_last=True)
         for block in self._blocks:
-            if len(self._after) < _LONGEST_FOOTER_BYTES:
-                self._after += block
+            self._after += block[: max(LONGEST_EVENT_BYTES - len(self._after), 0)]
 
     def header(self) -> dict[str, msgspec.Raw]:
         """Returns what stands around the list of events. A damaged header says nothing, and nothing depends on it."""
-        if self._before.strip().startswith(b"{"):
-            for rest in (self._after, b"}"):
-                with suppress(*UNREADABLE):
-                    return msgspec.json.decode(mended(self._before + b"]" + rest), type=dict[str, msgspec.Raw])
+        for rest in (self._after, b"}") if self._before.strip().startswith(b"{") else ():
+            with suppress(*UNREADABLE):
+                return msgspec.json.decode(mended(self._before + b"]" + rest), type=dict[str, msgspec.Raw])
         return {}
 
     def _skip_to_events(self) -> None:
-        text, begin, worth_looking = b"", None, 0
+        text, found = b"", None
         for block in self._blocks:
             text += block
-            if len(text) < worth_looking:
-                continue
-            begin = _begin_of_events(text)
-            if begin is not None or len(text) > LONGEST_HEAD_BYTES:
+            # Where damage hides what is text and what is a name, the first list called so will do.
+            if (found := _EVENTS.search(text)) is not None or len(text) > LONGEST_EVENT_BYTES:
                 break
-            # Looking again after every block would take time with the square of the head's length.
-            worth_looking = 2 * len(text)
-        if begin is None:
-            begin = _begin_of_events(text)
-        if begin is None:
-            # The text before it is damaged, or the list stands deeper in the document. A key never looks like this inside
-            # a string: its quotes would be escaped there.
-            match = _EVENTS.search(text)
-            if match is None:
-                raise TraceError(f"{self._path} is not a Chrome or Kineto trace: {_what_it_is(text)}")
-            begin = match.end()
-        self._before, self._pending = text[:begin], text[begin:]
+        if found is None:
+            raise TraceError(f"{self._path} is not a Chrome or Kineto trace: {_what_it_is(text)}")
+        self._before, self._pending = text[: found.end()], text[found.end() :]
 
     def _decoded(self, piece: bytes) -> bool:
         """Hand on a list of events; False when the piece is no such list, wherever the fault lies."""
-        with suppress(*UNREADABLE):
-            self._hand_on(piece)
-            return True
-        with suppress(*UNREADABLE):
-            self._hand_on(mended(piece))
-            return True
+        for change in (bytes, mended):
+            with suppress(*UNREADABLE):
+                events = None if self._exact else _fast_decoder.decode(change(piece))
+                try:
+                    self._take(_exact_decoder.decode(change(piece)) if events is None else events)
+                except NeedsExactTimes:
+                    self._exact = True
+                    self._take(_exact_decoder.decode(change(piece)))
+                return True
         return False
-
-    def _hand_on(self, piece: bytes) -> None:
-        if not self._exact:
-            try:
-                return self._take(_fast_decoder.decode(piece))
-            except NeedsExactTimes:
-                self._exact = True
-        return self._take(_exact_decoder.decode(piece))
 
     def _step(self, *, is_last: bool) -> None:
         """Go from one pending event to the next, and lose no more than those that cannot be understood.
@@ -432,7 +389,7 @@ class EventReader:
         text = self._pending.decode("utf-8", "surrogateescape")
         bodies: list[tuple[int, int]] = []
         damaged, position = 0, 0
-        while (position := _end_of(_SEPARATORS, text, position)) < len(text):
+        while (position := _end_of_match(_SEPARATORS, text, position)) < len(text):
             if _REALLY_OVER.match(text, position):
                 self.ended = True
                 break
@@ -441,7 +398,9 @@ class EventReader:
             except (ValueError, RecursionError) as error:
                 wrong = error.pos if isinstance(error, json.JSONDecodeError) else position + _TOO_DEEP
                 is_cut = wrong + _CUT_WORD >= len(text) or str(error).startswith("Unterminated")
-                border = _NEXT_EVENT.search(text, _comma_before(text, position, wrong))
+                # The next event may begin at what is wrong, so that the comma in front of it counts.
+                before = text[max(position, wrong - 64) : wrong]
+                border = _NEXT_EVENT.search(text, wrong - len(before) + max(len(before.rstrip()) - 1, 0))
                 if border is None or (is_cut and not is_last):
                     break
                 damaged, position = damaged + 1, border.end()
@@ -460,39 +419,17 @@ class EventReader:
         self._pending, self._after = (b"", rest) if self.ended else (rest, b"")
 
 
-def _end_of(rule: re.Pattern[str], text: str, position: int) -> int:
+def _end_of_match(rule: re.Pattern[str], text: str, position: int) -> int:
     match = rule.match(text, position)
     return match.end() if match else position
-
-
-def _comma_before(text: str, begin: int, wrong: int) -> int:
-    """Returns where to look for the next event: at what is wrong, or at a comma right before it."""
-    before = text[max(begin, wrong - 64) : wrong]
-    return wrong - len(before) + max(len(before.rstrip()) - 1, 0)
-
-
-def _begin_of_events(text: bytes) -> int | None:
-    """Returns where the first event may begin; None when no list of events of the document itself is in the text."""
-    bare = text.lstrip(_BLANKS)
-    if bare[:1] == b"[":
-        return len(text) - len(bare) + 1
-    depth = 0
-    for token in _TOKEN.finditer(text):
-        character = token.group()
-        if character[:1] != b'"':
-            depth += 1 if character in b"[{" else -1
-        elif depth == 1 and (match := _EVENTS.match(text, token.start())):
-            return match.end()
-    return None
 
 
 def _last_boundary(block: bytes) -> int | None:
     """Returns the position of a comma that seems to stand between two events, as late as possible."""
     position = len(block)
     for _ in range(_MOST_GUESSES):
-        position = block.rfind(b"{", 0, position)
-        if position < 0:
-            return None
+        if (position := block.rfind(b"{", 0, position)) < 0:
+            break
         # Between two events there is little but a comma; an event is longer than what is looked at here.
         before = block[max(0, position - 64) : position].rstrip(_BLANKS)
         if before.endswith(b",") and before[:-1].rstrip(_BLANKS).endswith(b"}"):
@@ -500,20 +437,8 @@ def _last_boundary(block: bytes) -> int | None:
     return None
 
 
-_OTHER_FORMS = {
-    b"\xff\xfe": "in UTF-16 or UTF-32: save it as UTF-8",
-    b"\xfe\xff": "in UTF-16: save it as UTF-8",
-    b"{\x00": "in UTF-16: save it as UTF-8",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
-    b"\xfd7zXZ\x00": "compressed with xz: unpack it first",
-    b"BZh": "compressed with bzip2: unpack it first",
-}
-"""Files that may hold a trace in another form begin with these bytes."""
-
-
 def _what_it_is(text: bytes) -> str:
-    form = next((form for magic, form in _OTHER_FORMS.items() if text.startswith(magic)), None)
     begin = text.lstrip()[:40].decode("utf-8", "replace")
-    if form is not None or not begin:
-        return f"it is {form or 'empty'}"
-    return "it has no list 'traceEvents'" if begin.startswith("{") else f"it begins with {begin!r}"
+    if begin.startswith("{"):
+        return "it has no list 'traceEvents'"
+    return f"it begins with {begin!r}" if begin else "it is empty"

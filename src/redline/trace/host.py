@@ -12,19 +12,14 @@ import numpy as np
 
 from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
-from redline.trace.intervals import Intervals, both, distinct, overlap, seconds, summed, union
+from redline.trace.intervals import Intervals, distinct, overlap, seconds, summed, union, usual
 from redline.trace.links import Links, matching
 from redline.trace.names import label_of
 
 SHORT_KERNEL_NS = 10_000
 """A kernel this short takes no longer than it takes to launch it."""
-
-LONG_LAUNCH_NS = 200_000
-LONG_LAUNCH_RATIO = 20
-"""A launch takes some microseconds. The first of a kernel may load its code, which takes a hundred times as long."""
-
-LONG_COPY_NS = 50_000
-"""A call that lasts until the middle of such a copy was held up by it: calls that only ask for one take some microseconds."""
+LOADING_CODE_NS = 200_000
+"""The first launch of a kernel may load its code, which takes this long or longer; a launch takes some microseconds."""
 
 _BLOCKING = re.compile(r"Synchronize|^(cuda|hip|cu)Memcpy(2D|3D|HtoD|DtoH|DtoD|WithStream)?(_v\d+|_ptds|_ptsz)*$")
 _ASYNC_COPY = re.compile(r"^(cuda|hip|cu)Memcpy\w*Async")
@@ -33,15 +28,14 @@ _ALLOCATING = re.compile(r"^(cuda|hip|cu)(Malloc|Free|HostAlloc|HostFree|HostMal
 _LOADING_CODE = re.compile(
     r"^(cu|hip|cuda)(Module|Library)(Load|Get)|GraphInstantiate|FuncGetAttributes|GetFuncBySymbol"
 )
-_CAPTURE, _BEGIN_CAPTURE = re.compile(r"(Begin|End)Capture"), re.compile(r"BeginCapture")
-_STEP = re.compile(r"^ProfilerStep")
+_CAPTURE = re.compile(r"(Begin|End)Capture")
+STEP = re.compile(r"^ProfilerStep\s*#\d+$")
 _COMPILING = re.compile(
     r"^(_compile\b|entire_frame_compile|backend_compile|compile_fx|inductor_codegen|create_aot_dispatcher|"
     r"aot_collect|triton_compile|async_compile|PyCodeCache|autotun)|\(dynamo_timed\)"
 )
 _LAUNCH = re.compile(r"Launch(?!Host)")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader\w*\.__next__|^redline/data$", re.IGNORECASE)
-
 
 NamedCause = Literal["warm-up", "sync", "allocator", "data"]
 """Causes of idle time that calls and marks have a name for."""
@@ -57,91 +51,74 @@ class HostView:
     def trace(self) -> Trace:
         return self.links.trace
 
+    def calls(self, rule: re.Pattern[str]) -> Mask:
+        return matching(self.trace, self.trace.calls, rule)
+
     @cached_property
     def blocking(self) -> Ints:
         """Calls that wait for the device. A copy "async" of pageable memory does so too.
 
         It ends after its copy, or once the last piece of a long one is staged: then the copy's own end is waited for next.
         """
-        trace, work = self.trace, self.trace.work
-        rows = matching(trace, trace.calls, _BLOCKING)
-        maybe = matching(trace, trace.calls, _ASYNC_COPY)
-        if maybe.any():
-            known = self.links.is_launched & (work.kind != Work.KERNEL)
-            calls = self.links.call[known]
-            done = np.zeros(len(trace.calls), np.bool_)
-            start, lasts = work.start[known], work.duration[known]
-            staged = (lasts >= LONG_COPY_NS) & (start + lasts // 2 <= trace.calls.end[calls])
-            done[calls] = staged | (work.end[known] <= trace.calls.end[calls])
-            rows |= maybe & done
-        return np.flatnonzero(rows)
+        work = self.trace.work
+        known = self.links.is_launched & (work.kind != Work.KERNEL)
+        done = np.zeros(len(self.trace.calls), np.bool_)
+        call = self.links.call[known]
+        done[call] = (work.start + work.duration // 2)[known] <= self.trace.calls.end[call]
+        return np.flatnonzero(self.calls(_BLOCKING) | (self.calls(_ASYNC_COPY) & done))
 
     @cached_property
     def copying(self) -> Mask:
         """True for calls that copy."""
-        return matching(self.trace, self.trace.calls, _COPY)
+        return self.calls(_COPY)
 
     @cached_property
-    def allocating(self) -> Ints:
-        """Calls that take memory from the driver or give it back, again and again."""
-        calls = matching(self.trace, self.trace.calls, _ALLOCATING)
-        calls[self._allocated_once] = False
-        return np.flatnonzero(calls)
+    def _allocating(self) -> tuple[Ints, Ints]:
+        """Calls that take memory from the driver or give it back, again and again or only once.
 
-    @cached_property
-    def _allocated_once(self) -> Ints:
-        """Such calls that only the first of several steps makes; without marks of steps, that an operator makes once."""
-        trace = self.trace
-        rows = np.flatnonzero(matching(trace, trace.calls, _ALLOCATING))
-        steps = np.sort(trace.annotations.start[matching(trace, trace.annotations, _STEP)])
-        if len(steps) > 1 and len(rows):
-            return rows if (trace.calls.start[rows] < steps[1]).all() else rows[:0]
-        operators = self.links.operators_of(rows)
-        names = (
-            np.where(operators >= 0, trace.operators.name[operators], UNKNOWN) if len(trace.operators) else operators
-        )
-        _, which, counts = np.unique(
-            np.stack((trace.calls.name[rows], names)), axis=1, return_inverse=True, return_counts=True
-        )
-        runs_again = np.array([(trace.operators.name == name).sum() > 1 for name in names.tolist()], np.bool_)
-        found: Ints = rows[(counts[which.ravel()] == 1) & runs_again]
-        return found
+        Once are those that only the first of several steps makes; without marks of steps, that an operator makes once
+        although it runs again.
+        """
+        trace, rows = self.trace, np.flatnonzero(self.calls(_ALLOCATING))
+        steps = np.sort(trace.annotations.start[matching(trace, trace.annotations, STEP)])
+        if len(steps) > 1:
+            once = np.full(len(rows), (trace.calls.start[rows] < steps[1]).all())
+        else:
+            operator = self.links.operators_of(rows)
+            name = np.append(trace.operators.name, UNKNOWN)[operator]
+            runs = np.append(np.bincount(trace.operators.name, minlength=1), 0)[name]
+            _, which, count = np.unique(
+                trace.calls.name[rows] * np.int64(len(trace.names) + 1) + name, return_inverse=True, return_counts=True
+            )
+            once = (count[which] == 1) & (runs > 1)
+        return rows[~once], rows[once]
 
     @cached_property
     def warming_up(self) -> HostRanges:
         """This is what happens once: loading a kernel's code, compiling, recording a graph, memory that the first step takes."""
-        trace = self.trace
-        rows = matching(trace, trace.calls, _LOADING_CODE)
+        rows = self.calls(_LOADING_CODE)
         rows[self._first_launches()] = True
-        rows[self._allocated_once] = True
-        return joined_ranges(joined_ranges(picked(trace.calls, rows), self._capturing()), compiling(trace))
+        rows[self._allocating[1]] = True
+        return joined_ranges(picked(self.trace.calls, rows), self._capturing(), compiling(self.trace))
 
     def _capturing(self) -> HostRanges:
         """Returns when graphs are recorded, from the beginning to the end: what the host launches there does not run."""
-        calls = self.trace.calls
-        rows = np.flatnonzero(matching(self.trace, calls, _CAPTURE))
+        calls, rows = self.trace.calls, np.flatnonzero(self.calls(_CAPTURE))
         rows = rows[np.lexsort((calls.start[rows], calls.thread[rows]))]
-        begins = matching(self.trace, calls, _BEGIN_CAPTURE)[rows]
-        ends_next = np.append(
-            begins[:-1] & ~begins[1:] & (calls.thread[rows][1:] == calls.thread[rows][:-1]), [False] * (len(rows) > 0)
-        )
-        found, pairs = picked(calls, rows), np.flatnonzero(ends_next)
-        found.duration[pairs] = calls.end[rows[pairs + 1]] - calls.start[rows[pairs]]
+        found, begins = picked(calls, rows), ["Begin" in self.trace.names[name] for name in calls.name[rows].tolist()]
+        for at in range(len(rows) - 1):
+            if begins[at] and not begins[at + 1] and found.thread[at] == found.thread[at + 1]:
+                found.duration[at] = found.end[at + 1] - found.start[at]
         return found
 
     def _first_launches(self) -> Ints:
-        """Returns launches that were far longer than the others, each the first of its kernel; graphs take long by nature."""
+        """Returns launches that were far longer than others, each the first of its kernel; graphs take long by nature."""
         links, calls = self.links, self.trace.calls
         known = np.flatnonzero(links.is_launched & ~links.by_graph & (self.trace.work.kind == Work.KERNEL))
-        if not len(known):
-            return known
         order = known[np.argsort(links.launched_at[known], kind="stable")]
-        _, first = np.unique(self.trace.work.name[order], return_index=True)
-        duration = calls.duration[links.call[order[first]]]
-        usual = float(np.median(calls.duration[links.call[known]]))
-        # If nearly every launch is a first one there is no usual launch to compare with.
-        long = duration >= max(LONG_LAUNCH_NS, min(LONG_LAUNCH_RATIO * usual, 10 * LONG_LAUNCH_NS))
-        return links.call[order[first[long]]]
+        first = np.unique(self.trace.work.name[order], return_index=True)[1]
+        call, again = links.call[order[first]], np.delete(links.call[order], first)
+        return call[calls.duration[call] >= max(LOADING_CODE_NS, usual(calls.duration[again]))]
 
     @cached_property
     def loader(self) -> HostRanges:
@@ -156,14 +133,14 @@ class HostView:
         return {
             "warm-up": self.warming_up,
             "sync": picked(calls, self.blocking),
-            "allocator": picked(calls, self.allocating),
+            "allocator": picked(calls, self._allocating[0]),
             "data": self.loader,
         }
 
     @property
     def launched(self) -> int:
         """Calls that launch work, whether the work is in the trace or not."""
-        return int(matching(self.trace, self.trace.calls, _LAUNCH).sum())
+        return int(self.calls(_LAUNCH).sum())
 
     @cached_property
     def launching(self) -> Ints:
@@ -173,7 +150,7 @@ class HostView:
     @cached_property
     def launching_threads(self) -> Ids:
         """Threads whose work the steps wait for: those that launch it, and the one that marks steps."""
-        return distinct(np.concatenate((self.trace.calls.thread[self.launching], [self.main_thread])))
+        return distinct(np.append(self.trace.calls.thread[self.launching], self.main_thread))
 
     @cached_property
     def waits(self) -> Ints:
@@ -186,7 +163,7 @@ class HostView:
     def main_thread(self) -> int:
         """This is the thread that marks steps, else the one that launches most."""
         trace = self.trace
-        marks = trace.annotations.thread[matching(trace, trace.annotations, _STEP)]
+        marks = trace.annotations.thread[matching(trace, trace.annotations, STEP)]
         for threads in (marks, trace.calls.thread[self.launching], trace.operators.thread):
             if len(threads):
                 return int(np.bincount(threads).argmax())
@@ -195,14 +172,12 @@ class HostView:
     @cached_property
     def active(self) -> Intervals:
         """Whenever some operator or runtime call was under way."""
-        operators, calls = self.trace.operators, self.trace.calls
-        return union(np.concatenate((operators.start, calls.start)), np.concatenate((operators.end, calls.end)))
+        return union_of(joined_ranges(self.trace.operators, self.trace.calls))
 
     @cached_property
     def blocked(self) -> Intervals:
         """This is when some thread sat in a call that waits for the device."""
-        calls = self.trace.calls
-        return union(calls.start[self.blocking], calls.end[self.blocking])
+        return union_of(self.named["sync"])
 
 
 MOSTLY = 0.5
@@ -222,56 +197,44 @@ def meanwhile(view: HostView, when: Intervals) -> str:
 
     The tightest around it is the most telling; torch's own functions tell only where nothing else does.
     """
-    trace = view.trace
-    best: tuple[bool, bool, float, str] | None = None
+    trace, best = view.trace, (False, False, 0.0, "")
     for ranges in (trace.frames, trace.annotations):
         rows = np.flatnonzero(np.isin(ranges.thread, view.launching_threads))
         inside = when.within(ranges.start[rows], ranges.end[rows])
         rows, inside = rows[inside > 0], inside[inside > 0]
-        numbers, which = np.unique(ranges.name[rows], return_inverse=True)
-        covered, whole = (summed(which, values, len(numbers)) for values in (inside, ranges.duration[rows]))
-        for number, cover, total in zip(numbers.tolist(), covered.tolist(), whole.tolist(), strict=True):
+        names, which = np.unique(ranges.name[rows], return_inverse=True)
+        covered, whole = (summed(which, values, len(names)) for values in (inside, ranges.duration[rows]))
+        for number, cover, total in zip(names.tolist(), covered.tolist(), whole.tolist(), strict=True):
             name = trace.names[number]
-            if cover < MOSTLY * when.total or _NOT_TELLING.search(name):
-                continue
-            told = (bool(WAITS_FOR_WORK.search(name)), not name.startswith("torch/"), cover / total, name)
-            best = told if best is None or told > best else best
-    return label_of(best[-1]) if best is not None and best[2] >= MOSTLY else ""
-
-
-def other_threads(view: HostView, when: Intervals) -> str:
-    """Returns what is computed for most of this time by threads that launch nothing; empty where they did not.
-
-    Threads of one process share one interpreter: such work makes the one that launches late.
-    """
-    operators = view.trace.operators
-    rows = np.flatnonzero(~np.isin(operators.thread, view.launching_threads))
-    busy = union(operators.start[rows], operators.end[rows])
-    if both(busy, when).total < MOSTLY * when.total or not when.total:
-        return ""
-    inside = when.within(operators.start[rows], operators.end[rows])
-    return label_of(view.trace.names[int(summed(operators.name[rows], inside, len(view.trace.names)).argmax())])
+            if cover >= MOSTLY * when.total and not _NOT_TELLING.search(name):
+                told = (bool(WAITS_FOR_WORK.search(name)), not name.startswith("torch/"), cover / total, name)
+                best = max(best, told)
+    return label_of(best[-1]) if best[2] >= MOSTLY else ""
 
 
 def compiling(trace: Trace) -> HostRanges:
     """Ranges in which torch.compile was at work; it marks them as operators or as annotations, by its version."""
-    marked = [picked(table, matching(trace, table, _COMPILING)) for table in (trace.annotations, trace.operators)]
-    return joined_ranges(*marked)
+    return joined_ranges(
+        *(picked(table, matching(trace, table, _COMPILING)) for table in (trace.annotations, trace.operators))
+    )
 
 
 def picked(ranges: HostRanges, rows: Mask | Ints) -> HostRanges:
     return HostRanges(ranges.name[rows], ranges.start[rows], ranges.duration[rows], ranges.thread[rows])
 
 
-def joined_ranges(one: HostRanges, other: HostRanges) -> HostRanges:
+def joined_ranges(*several: HostRanges) -> HostRanges:
     return HostRanges(
-        *(np.concatenate((getattr(one, name), getattr(other, name))) for name in HostRanges.__dataclass_fields__)
+        *(np.concatenate([getattr(one, name) for one in several]) for name in HostRanges.__dataclass_fields__)
     )
 
 
-def on_thread(ranges: HostRanges, thread: int) -> Intervals:
-    rows = ranges.thread == thread
-    return union(ranges.start[rows], ranges.end[rows])
+def union_of(ranges: HostRanges) -> Intervals:
+    return union(ranges.start, ranges.end)
+
+
+def on_thread(ranges: HostRanges, *threads: int) -> Intervals:
+    return union_of(picked(ranges, np.isin(ranges.thread, threads)))
 
 
 class Host(Frozen):
@@ -307,64 +270,43 @@ class Launches(Frozen):
     """Share of all kernels."""
     graphs: int = 0
     """So many of the calls are launches of recorded graphs."""
-    graph_work: int = 0
-    p90_latency_s: float | None = None
-    p99_latency_s: float | None = None
 
 
 def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:
-    busy = blocked = 0
-    for view in views:
-        busy += view.active.total - overlap(view.active, view.blocked)
-        blocked += view.blocked.total
+    blocked = sum(view.blocked.total for view in views)
+    busy = sum(view.active.total - overlap(view.active, view.blocked) for view in views)
     ratio = seconds(busy) / device_busy_s if device_busy_s else None
     launched = sum(view.launched for view in views)
-    return Host(
-        busy_s=seconds(busy),
-        blocked_s=seconds(blocked),
-        ratio=ratio,
-        verdict=_verdict(ratio, launched),
-        launched=launched,
+    if ratio is not None:
+        verdict = f"the {'host' if ratio > 1 else 'device'} has more to do than the {'device' if ratio > 1 else 'host'}"
+    elif launched:
+        verdict = f"{launched:,} launches but no work of a device in the trace: its records are missing"
+    else:
+        verdict = "no device work in the trace: host and device are the same"
+    return Host(busy_s=seconds(busy), blocked_s=seconds(blocked), ratio=ratio, verdict=verdict, launched=launched)
+
+
+def launches_of(views: Sequence[HostView]) -> Launches:
+    launching = [view.trace.calls.duration[view.launching] for view in views]
+    calls, host = sum(map(len, launching)), sum(int(lasts.sum()) for lasts in launching)
+    none = np.empty(0, np.int64)
+    kernels = np.concatenate([none, *(view.trace.work.duration[view.trace.work.kind == Work.KERNEL] for view in views)])
+    delays = np.concatenate(
+        [none, *((view.trace.work.start - view.links.launched_at)[view.links.is_launched] for view in views)]
     )
-
-
-def _verdict(ratio: float | None, launched: int) -> str:
-    if ratio is None and launched:
-        return f"{launched:,} launches but no work of a device in the trace: its records are missing"
-    if ratio is None:
-        return "no device work in the trace: host and device are the same"
-    if ratio > 1:
-        return "the host has more to do than the device"
-    return "the device has more to do than the host"
-
-
-def launches_of(links: Sequence[Links]) -> Launches:
-    calls = work = host = graphs = graph_work = 0
-    latencies, kernels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for each in links:
-        trace, known = each.trace, each.is_launched
-        launching = distinct(each.call[known])
-        calls += len(launching)
-        work += int(known.sum())
-        host += int(trace.calls.duration[launching].sum())
-        graphs += len(distinct(each.call[each.by_graph]))
-        graph_work += int(each.by_graph.sum())
-        latencies.append(np.maximum(trace.work.start[known] - each.launched_at[known], 0))
-        kernels.append(trace.work.duration[trace.work.kind == Work.KERNEL])
-    durations, delays = np.concatenate(kernels), np.concatenate(latencies)
-    short = int((durations <= SHORT_KERNEL_NS).sum())
-    usual, late, latest = (seconds(float(one)) for one in np.percentile(delays, (50, 90, 99))) if work else [None] * 3
+    short = int((kernels <= SHORT_KERNEL_NS).sum())
     return Launches(
         calls=calls,
-        work=work,
+        work=len(delays),
         host_s=seconds(host),
         mean_call_s=seconds(host / calls) if calls else None,
-        median_latency_s=usual,
-        p90_latency_s=late,
-        p99_latency_s=latest,
-        median_kernel_s=seconds(float(np.median(durations))) if len(durations) else None,
+        median_latency_s=_median(np.maximum(delays, 0)),
+        median_kernel_s=_median(kernels),
         short_kernels=short,
-        short_share=short / len(durations) if len(durations) else 0.0,
-        graphs=graphs,
-        graph_work=graph_work,
+        short_share=short / max(len(kernels), 1),
+        graphs=sum(len(distinct(view.links.call[view.links.by_graph])) for view in views),
     )
+
+
+def _median(values: Ints) -> float | None:
+    return seconds(float(np.median(values))) if len(values) else None

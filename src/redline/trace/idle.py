@@ -18,12 +18,17 @@ import numpy as np
 from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, Ints, Mask
 from redline.trace.host import HostView, on_thread, picked
-from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without
+from redline.trace.intervals import (
+    QUARTILES,
+    Intervals,
+    both,
+    seconds,
+    union,
+    usual_at_least,
+    without,
+)
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
-
-_FENCE = 1.5
-"""Tukey's fence: what lies further above the upper quartile than this many ranges between the quartiles is unusual."""
 
 Cause = Literal["host", "sync", "data", "allocator", "warm-up", "latency", "launch", "dependency", "unknown"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -85,56 +90,28 @@ class IdleTime:
     by_call: Ints
     """Each call of the trace has the idle time here that it caused by making the host wait."""
 
-    def ns(self, cause: Cause) -> int:
-        return self.when[cause].total
+    def ns(self, *causes: Cause) -> int:
+        return sum(self.when[cause].total for cause in causes)
 
 
-@dataclass(frozen=True)
-class Latency:
+def latency_ns(links: Links, rows: Ints, busy: Intervals) -> int:
     """How long work usually takes to start on a device that has nothing else to do, after the host asks for it.
 
     It differs between makers of GPUs by an order of magnitude, so that every trace is asked for its own. Where the host is
     hardly ever late it is what a launch takes: a device starts work about as fast as the host can ask for it.
     """
-
-    ns: int
-
-    @classmethod
-    def of(cls, links: Links, rows: Ints, busy: Intervals) -> Latency:
-        work = links.trace.work
-        first = rows[busy.first]
-        before = np.concatenate(([np.iinfo(np.int64).min], busy.end[:-1]))
-        late = links.is_launched[first] & (links.launched_at[first] >= before) & ~links.by_graph[first]
-        latencies = work.start[first[late]] - links.launched_at[first[late]]
-        if len(latencies) < QUARTILES:
-            calls = distinct(links.call[links.is_launched & ~links.by_graph])
-            gaps = (busy.start - before)[1:][links.is_launched[first[1:]]]
-            # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
-            latencies = links.trace.calls.duration[calls] if len(calls) else gaps[gaps > 1]
-        return cls(max(usual_at_least(latencies), 0))  # clocks that disagree, or damaged times, may say less
+    first, single = rows[busy.first], links.is_launched & ~links.by_graph
+    before = np.concatenate(([np.iinfo(np.int64).min], busy.end[:-1]))
+    late = single[first] & (links.launched_at[first] >= before)
+    latencies = links.trace.work.start[first[late]] - links.launched_at[first[late]]
+    if len(latencies) < QUARTILES:
+        gaps = (busy.start - before)[1:][links.is_launched[first[1:]]]
+        # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
+        latencies = links.trace.calls.duration[links.call[single]] if single.any() else gaps[gaps > 1]
+    return max(usual_at_least(latencies), 0)  # clocks that disagree, or damaged times, may say less
 
 
-QUARTILES = 4
-"""Fewer values have no quartiles."""
-
-
-def usual(lengths: Ints) -> int:
-    """The longest that is not unusual, by Tukey's fence."""
-    if not len(lengths):
-        return 0
-    low, high = np.percentile(lengths, (25, 75))
-    return int(high + _FENCE * (high - low))
-
-
-def usual_at_least(lengths: Ints) -> int:
-    """Returns the same from the shorter half alone, by symmetry, for lengths whose only error is to be too long."""
-    if not len(lengths):
-        return 0
-    low, middle = np.percentile(lengths, (25, 50))
-    return int(middle + (1 + 2 * _FENCE) * (middle - low))
-
-
-def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals, latency: Latency) -> IdleTime:
+def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals, latency: int) -> IdleTime:
     """`rows`: the device's work among that of the trace. `busy`: its union, whose `first` counts within `rows`.
 
     The last gap may have no work after it, the first none before.
@@ -142,49 +119,37 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
     links, calls = view.links, view.trace.calls
     start, end = np.append(bounds[0], busy.end), np.append(busy.start, bounds[1])
     following = np.append(rows[busy.first], UNKNOWN)
-    call = np.where(following >= 0, links.call[following], UNKNOWN)
+    call = np.append(links.call, UNKNOWN)[following]
     # Up to here the host was late. Where nothing follows, it has not launched anything yet, or is through.
-    until = np.where(call >= 0, np.clip(links.launched_by[following], start, end), start)
+    until = np.where(call >= 0, np.clip(np.append(links.launched_by, 0)[following], start, end), start)
     until[-1] = end[-1]
     real = end > start
     start, end, until, call = start[real], end[real], until[real], call[real]
-    when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
-    by_call, late = np.zeros(len(calls), np.int64), until > start
-
-    def add(cause: Cause, more: Intervals) -> None:
-        when[cause] = joined(when[cause], more) if len(more) else when[cause]
-
-    # The cause is what the launching thread did, else the main one.
-    main = view.main_thread
-    thread = np.where(call >= 0, calls.thread[call] if len(calls) else main, main)
-    for one in distinct(thread[late]).tolist():
-        rest = union(start[late & (thread == one)], until[late & (thread == one)])
-        for where in dict.fromkeys((one, main)):
-            for cause, ranges in view.named.items():
-                if cause == "sync":
-                    mine = view.blocking[ranges.thread == where]
-                    by_call[mine] += rest.within(calls.start[mine], calls.end[mine])
-                add(cause, both(rest, on_thread(ranges, where)))
-                rest = without(rest, on_thread(ranges, where))
-            if where != main:
-                own = joined(on_thread(view.trace.operators, where), on_thread(calls, where))
-                add("host", both(rest, own))
-                rest = without(rest, own)
-        add("host", rest)
+    late, by_call = until > start, np.zeros(len(calls), np.int64)
+    when: dict[Cause, Intervals] = {}
+    rest = union(start[late], until[late])
+    for cause, ranges in view.named.items():
+        if cause == "sync":
+            by_call[view.waits] = rest.within(calls.start[view.waits], calls.end[view.waits])
+        own = on_thread(ranges, *view.launching_threads)
+        when[cause], rest = both(rest, own), without(rest, own)
     # The rest is from the launch to the start of the work: the host cannot delay work that is launched.
     # Nobody knows whether work was launched in time if its launch is not in the file.
-    launched = np.where(call >= 0, np.minimum(until + latency.ns, end), until)
+    launched = np.where(call >= 0, np.minimum(until + latency, end), until)
     waits = (end > launched) & _waits_for_event(view, call)
-    add("latency", union(until[late], launched[late]))
-    add("launch", union(until[~late], launched[~late]))
-    add("dependency", union(launched[waits], end[waits]))
-    add("unknown", without(union(launched, end), union(launched[waits], end[waits])))
-    return IdleTime(when, by_call)
+    when |= {
+        "host": rest,
+        "latency": union(until[late], launched[late]),
+        "launch": union(until[~late], launched[~late]),
+        "dependency": union(launched[waits], end[waits]),
+        "unknown": union(launched[~waits], end[~waits]),
+    }
+    return IdleTime({cause: when[cause] for cause in CAUSES}, by_call)
 
 
 def _waits_for_event(view: HostView, call: Ints) -> Mask:
     """Returns true where the thread made a stream wait for an event since its last launch."""
-    calls, events = view.trace.calls, matching(view.trace, view.trace.calls, _WAIT_EVENT)
+    calls, events = view.trace.calls, view.calls(_WAIT_EVENT)
     order = np.concatenate((view.launching, np.flatnonzero(events)))
     order = order[np.lexsort((calls.start[order], calls.thread[order]))]
     found = np.zeros(len(calls) + 1, np.bool_)  # the last one stands for no call
@@ -196,34 +161,39 @@ _FIELDS = {"host": "host_wait_s", "data": "data_wait_s", "launch": "launch_gap_s
 
 
 def idle_of(times: Sequence[IdleTime]) -> Idle:
-    ns = {cause: sum(time.ns(cause) for time in times) for cause in CAUSES}
-    return Idle(**{_FIELDS.get(cause, f"{cause}_s"): seconds(total) for cause, total in ns.items()})
+    return Idle(
+        **{
+            _FIELDS.get(cause, f"{cause}_s"): seconds(sum(time.ns(cause) for time in times if cause in time.when))
+            for cause in CAUSES
+        }
+    )
 
 
 def waits_of(views: Sequence[tuple[HostView, Sequence[IdleTime]]]) -> list[Wait]:
     """Returns where the host was waiting for devices, the largest idle time first, then the longest wait."""
-    sums: defaultdict[tuple[str, str | None, str | None, bool], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sums: defaultdict[tuple[str, str | None, str | None, bool], Ints] = defaultdict(lambda: np.zeros(3, np.int64))
     for view, times in views:
         rows, trace, names = view.blocking, view.trace, view.trace.names
         idle = sum((time.by_call[rows] for time in times), start=np.zeros(len(rows), np.int64))
-        operators, copies = view.links.operators_of(rows), view.copying[rows]
-        columns = (trace.calls.name[rows], operators, copies, trace.calls.duration[rows], idle)
-        for (name, operator, is_copy, lasts, caused), frame in zip(
-            zip(*(column.tolist() for column in columns), strict=True), _callers(view, rows), strict=True
-        ):
+        # The innermost Python function around each call tells where it is, unless it is torch's own.
+        own = picked(trace.frames, ~matching(trace, trace.frames, _OF_LIBRARIES))
+        frames = Nesting(own).around(trace.calls.thread[rows], trace.calls.start[rows])
+        columns = (rows, view.links.operators_of(rows), frames, trace.calls.duration[rows], idle)
+        for row, operator, frame, lasts, caused in zip(*(column.tolist() for column in columns), strict=True):
             called = label_of(names[trace.operators.name[operator]]) if operator >= 0 else None
-            for index, value in enumerate((1, lasts, caused)):
-                sums[label_of(names[name]), called, frame, is_copy][index] += value
+            inside = label_of(names[own.name[frame]]) if frame >= 0 else None
+            key = (label_of(names[trace.calls.name[row]]), called, inside, bool(view.copying[row]))
+            sums[key] += (1, lasts, caused)
     found = [
-        Wait(call=call, operator=operator, frame=frame, calls=count, blocked_s=seconds(blocked), idle_s=seconds(idle), copies=copies)
+        Wait(
+            call=call,
+            operator=operator,
+            frame=frame,
+            calls=int(count),
+            blocked_s=seconds(int(blocked)),
+            idle_s=seconds(int(idle)),
+            copies=copies,
+        )
         for (call, operator, frame, copies), (count, blocked, idle) in sums.items()
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda wait: (-wait.idle_s, -wait.blocked_s, wait.call))
-
-
-def _callers(view: HostView, rows: Ints) -> list[str | None]:
-    """Returns the innermost Python function around each call that is not torch's own."""
-    calls, names = view.trace.calls, view.trace.names
-    own = picked(view.trace.frames, ~matching(view.trace, view.trace.frames, _OF_LIBRARIES))
-    around = Nesting(own.thread, own.start, own.end).around(calls.thread[rows], calls.start[rows])
-    return [label_of(names[own.name[frame]]) if frame >= 0 else None for frame in around.tolist()]

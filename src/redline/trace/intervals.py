@@ -52,10 +52,8 @@ class Intervals:
 
     def holds(self, moments: Ints) -> Mask:
         """Returns whether each moment lies inside one of them; the end of an interval does not."""
-        if not len(self):
-            return np.zeros(len(moments), np.bool_)
-        index = np.searchsorted(self.start, moments, side="right") - 1
-        found: Mask = (index >= 0) & (moments < self.end[np.maximum(index, 0)])
+        index = np.searchsorted(self.start, moments, side="right")
+        found: Mask = (index > 0) & (moments < np.append(0, self.end)[index])
         return found
 
     def before(self, moments: Ints) -> Ints:
@@ -64,10 +62,8 @@ class Intervals:
             return np.zeros(len(moments), np.int64)
         lengths = self.end - self.start
         earlier = np.concatenate(([0], np.cumsum(lengths)))
-        index = np.searchsorted(self.start, moments, side="right") - 1
-        last = np.maximum(index, 0)
-        inside = np.where(index >= 0, np.clip(moments - self.start[last], 0, lengths[last]), 0)
-        found: Ints = earlier[last] + inside
+        last = np.maximum(np.searchsorted(self.start, moments, side="right") - 1, 0)
+        found: Ints = earlier[last] + np.clip(moments - self.start[last], 0, lengths[last])
         return found
 
     def within(self, start: Ints, end: Ints) -> Ints:
@@ -100,17 +96,34 @@ def overlap(one: Intervals, other: Intervals) -> int:
 
 def without(one: Intervals, other: Intervals) -> Intervals:
     """Returns what of the first lies outside the second."""
-    if not len(one) or not len(other):
-        return one
-    borders = distinct(np.concatenate((one.start, one.end, other.start, other.end)))
-    keep = one.holds(borders[:-1]) & ~other.holds(borders[:-1])
-    return union(borders[:-1][keep], borders[1:][keep])
+    return _where(one, other, inside=False) if len(other) else one
 
 
 def both(one: Intervals, other: Intervals) -> Intervals:
     """When both hold."""
-    if not len(one) or not len(other):
-        return NEVER
+    return _where(one, other, inside=True) if len(other) else NEVER
+
+
+def _where(one: Intervals, other: Intervals, *, inside: bool) -> Intervals:
     borders = distinct(np.concatenate((one.start, one.end, other.start, other.end)))
-    keep = one.holds(borders[:-1]) & other.holds(borders[:-1])
-    return union(borders[:-1][keep], borders[1:][keep])
+    start, end = borders[:-1], borders[1:]
+    keep = one.holds(start) & (other.holds(start) == inside)
+    return union(start[keep], end[keep])
+
+
+QUARTILES = 4
+"""Fewer values have no quartiles."""
+_FENCE = 1.5
+"""Tukey's fence: what lies further above the upper quartile than this many ranges between the quartiles is unusual."""
+
+
+def usual(lengths: Ints) -> int:
+    """The longest that is not unusual, by Tukey's fence."""
+    low, high = np.percentile(lengths, (25, 75)) if len(lengths) else (0, 0)
+    return int(high + _FENCE * (high - low))
+
+
+def usual_at_least(lengths: Ints) -> int:
+    """Returns the same from the shorter half alone, by symmetry, for lengths whose only error is to be too long."""
+    low, middle = np.percentile(lengths, (25, 50)) if len(lengths) else (0, 0)
+    return int(middle + (1 + 2 * _FENCE) * (middle - low))

@@ -6,17 +6,16 @@ Nothing here loops over events.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from redline.trace.columns import UNKNOWN, DeviceWork, HostRanges, Ids, Ints, Mask, Trace, Work
 from redline.trace.intervals import distinct, summed
-from redline.trace.names import CLASSES, Described, KernelClass, describe
-
-_NUMBER = {name: number for number, name in enumerate(CLASSES)}
+from redline.trace.names import Described, KernelClass, describe
 
 DEEPEST = 1000
 """Ranges that are nested deeper than this count as neighbours at that depth: no program calls operators so deep."""
@@ -25,41 +24,31 @@ DEEPEST = 1000
 class Nesting:
     """Parents and depths of ranges. A range that ends where another begins is not around it."""
 
-    def __init__(self, thread: Ids, start: Ints, end: Ints) -> None:
-        self._end = end
+    def __init__(self, ranges: HostRanges) -> None:
+        thread, start, end = ranges.thread.astype(np.int64), ranges.start, ranges.end
         self._times, rank = np.unique(np.concatenate((start, end)), return_inverse=True)
-        start_rank, end_rank = rank[: len(start)], rank[len(start) :]
+        start_rank, end_rank = np.split(rank, 2)
         # Moments are on one long axis, a stretch of it for each thread. At one time, ends come before starts, and the end
         # of a range without length after its own start.
         self._stretch = 4 * (len(self._times) + 1)
-        base = thread.astype(np.int64) * self._stretch
-        opens = base + 4 * start_rank + 2
-        closes = base + 4 * end_rank + np.where(start_rank == end_rank, 3, 0)
-        self.order: Ints = np.lexsort((-closes, opens))
-        self._opens = opens[self.order]
-        self._closes = closes
-        depth = np.arange(len(start)) - np.searchsorted(np.sort(closes), self._opens, side="right")
+        self._opens = thread * self._stretch + 4 * start_rank + 2
+        self._closes = thread * self._stretch + 4 * end_rank + np.where(start_rank == end_rank, 3, 0)
+        self._order: Ints = np.lexsort((-self._closes, self._opens))
+        self._opened = self._opens[self._order]
+        depth = np.arange(len(start)) - np.searchsorted(np.sort(self._closes), self._opened, side="right")
         self.depth: Ints = np.empty(len(start), np.int64)
-        self.depth[self.order] = np.minimum(depth, DEEPEST)
-        self.parent = self._parents()
+        self.depth[self._order] = np.minimum(depth, DEEPEST)
+        self.parent: Ints = np.full(len(start), UNKNOWN, np.int64)
+        position = np.argsort(self._order)
+        for above, level in pairwise(self.levels()):
+            self.parent[level] = above[np.searchsorted(position[above], position[level]) - 1]
 
-    def levels(self) -> Iterator[Ints]:
-        """Yields the ranges of each depth, the outermost first; each level is in order of time."""
-        by_depth = self.order[np.argsort(self.depth[self.order], kind="stable")]
-        bounds = np.searchsorted(self.depth[by_depth], np.arange(int(self.depth.max(initial=-1)) + 2))
-        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            yield by_depth[low:high]
-
-    def _parents(self) -> Ints:
-        parent = np.full(len(self.order), UNKNOWN, np.int64)
-        position = np.empty(len(self.order), np.int64)
-        position[self.order] = np.arange(len(self.order))
-        above: Ints | None = None
-        for level in self.levels():
-            if above is not None and len(above):
-                parent[level] = above[np.searchsorted(position[above], position[level]) - 1]
-            above = level
-        return parent
+    def levels(self) -> list[Ints]:
+        """Returns the ranges of each depth, the outermost first; each level is in order of time."""
+        by_depth = self._order[np.argsort(self.depth[self._order], kind="stable")]
+        return np.split(
+            by_depth, np.searchsorted(self.depth[by_depth], np.arange(1, int(self.depth.max(initial=0)) + 1))
+        )
 
     def children_sum(self, values: Ints) -> Ints:
         """Returns for each range the sum of the values that are directly inside it."""
@@ -69,43 +58,36 @@ class Nesting:
     def with_all_inside(self, values: Ints) -> Ints:
         """Returns for each range the sum of its own value and of all that is inside it."""
         total = values.astype(np.int64, copy=True)
-        for level in reversed(list(self.levels())[1:]):
+        for level in reversed(self.levels()[1:]):
             np.add.at(total, self.parent[level], total[level])
         return total
 
-    def repeats(self, name: Ids) -> Ints:
-        """Returns the rows that are inside a range of the same name; counting both would count the time twice."""
+    def has_namesake_around(self, name: Ids) -> Mask:
+        """Returns true for ranges that are inside one of the same name; counting both would count the time twice."""
+        order = np.lexsort((-self._closes, self._opens, name))
+        closes = self._closes[order] + name[order] * (self._closes.max(initial=0) + 1)
         found = np.zeros(len(name), np.bool_)
-        rows, ancestor = np.arange(len(name)), self.parent
-        for _ in range(DEEPEST):
-            alive = ancestor >= 0
-            if not alive.any():
-                break
-            rows, ancestor = rows[alive], ancestor[alive]
-            found[rows] |= name[ancestor] == name[rows]
-            # Whoever has found its namesake need not look further up.
-            rest = ~found[rows]
-            rows, ancestor = rows[rest], self.parent[ancestor[rest]]
-        return np.flatnonzero(found)
+        # One that opened before and closes later is around it.
+        found[order[1:]] = np.maximum.accumulate(closes)[:-1] > closes[1:]
+        return found
 
     def around(self, thread: Ids, at: Ints) -> Ints:
         """Returns the innermost range that is around each moment on a thread; UNKNOWN where there is none."""
-        if not len(self.order):
+        if not len(self._order):
             return np.full(len(at), UNKNOWN, np.int64)
         rank = np.searchsorted(self._times, at, side="right") - 1
         exact = self._times[np.maximum(rank, 0)] == at
-        moment = thread.astype(np.int64) * self._stretch + 4 * rank + np.where(exact, 2, 3)
-        position = np.searchsorted(self._opens, moment, side="right") - 1
-        found = np.where(position >= 0, self.order[np.maximum(position, 0)], UNKNOWN)
+        low = thread.astype(np.int64) * self._stretch
+        moment = low + 4 * rank + np.where(exact, 2, 3)
+        position = np.searchsorted(self._opened, moment, side="right") - 1
+        found = np.where(position >= 0, self._order[np.maximum(position, 0)], UNKNOWN)
         for _ in range(DEEPEST):
-            outside = (found >= 0) & (self._closes[np.maximum(found, 0)] <= moment)
+            outside = (found >= 0) & (self._closes[found] <= moment)
             if not outside.any():
                 break
             found[outside] = self.parent[found[outside]]
         # The last range opened before may belong to the thread below on the axis.
-        low = thread.astype(np.int64) * self._stretch
-        mine = self._closes[np.maximum(found, 0)] >= low
-        return np.where((found >= 0) & mine, found, UNKNOWN)
+        return np.where((found >= 0) & (self._closes[found] >= low), found, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -116,8 +98,7 @@ class Links:
 
     @cached_property
     def nesting(self) -> Nesting:
-        operators = self.trace.operators
-        return Nesting(operators.thread, operators.start, operators.end)
+        return Nesting(self.trace.operators)
 
     @cached_property
     def call(self) -> Ints:
@@ -144,64 +125,37 @@ class Links:
 
         A graph's call may last longer than its first kernels take: they were launched when the first of them began.
         """
-        known, work = self.is_launched, self.trace.work
-        first = np.full(len(self.trace.calls), np.iinfo(np.int64).max)
-        np.minimum.at(first, self.call[known], work.start[known])
-        return np.minimum(self._of_call(self.trace.calls.end), self._of_call(first))
+        known, ends = self.is_launched, self.trace.calls.end
+        first = np.full(len(ends), np.iinfo(np.int64).max)
+        np.minimum.at(first, self.call[known], self.trace.work.start[known])
+        return self._of_call(np.minimum(ends, first))
 
     def _of_call(self, column: Ints) -> Ints:
         found = np.full(len(self.call), UNKNOWN, np.int64)
         found[self.is_launched] = column[self.call[self.is_launched]]
         return found
 
-    @cached_property
-    def kernel_class(self) -> Ids:
-        """Each row of device work has the index of its class in `CLASSES` here; copies and fills are copies."""
-        told, which = self._described
-        number = np.array([_NUMBER[one.kernel_class] for one in told], np.int32)
-        return np.where(self.trace.work.kind == Work.KERNEL, number[which], _NUMBER["copy"])
-
-    @cached_property
-    def _described(self) -> tuple[list[Described], Ids]:
-        """This is what the names of kernels tell, and for each row which of it; the first stands for copies and fills too."""
-        work, names = self.trace.work, self.trace.names
-        told, index = [describe("")], {}
-        of_name = np.zeros(len(names), np.int32)
-        for number in distinct(work.name[work.kind == Work.KERNEL]).tolist():
-            one = describe(names[number])
-            if id(one) not in index:  # names by the hundred thousand, but few things that they tell
-                index[id(one)] = len(told)
-                told.append(one)
-            of_name[number] = index[id(one)]
-        return told, of_name[work.name]
-
     def are(self, is_meant: Callable[[Described], bool]) -> Mask:
         """Rows of kernels whose name tells what is meant."""
-        told, which = self._described
-        found: Mask = np.array([is_meant(one) for one in told])[which]
-        kernels: Mask = self.trace.work.kind == Work.KERNEL
-        return found & kernels
+        work = self.trace.work
+        found = where_name(self.trace, work, lambda name: is_meant(describe(name)))
+        found &= work.kind == Work.KERNEL
+        return found
 
-    def is_class(self, *names: KernelClass) -> Mask:
+    def is_class(self, *classes: KernelClass) -> Mask:
         """Rows of kernels of these classes."""
-        found: Mask = np.isin(self.kernel_class, [CLASSES.index(name) for name in names])
-        kernels: Mask = self.trace.work.kind == Work.KERNEL
-        return found & kernels
+        return self.are(lambda name: name.kernel_class in classes)
 
     @cached_property
     def by_graph(self) -> Mask:
         """True for rows of device work that a graph launch replayed."""
-        calls = self.trace.calls
-        graphs = where_name(self.trace, calls, lambda name: "GraphLaunch" in name)
-        found = np.zeros(len(self.call), np.bool_)
-        found[self.is_launched] = np.isin(self.call[self.is_launched], np.flatnonzero(graphs))
-        return found
+        graphs = where_name(self.trace, self.trace.calls, lambda name: "GraphLaunch" in name)
+        return self._of_call(graphs.astype(np.int64)) > 0
 
     @cached_property
     def operator(self) -> Ints:
         """Each row of device work has the innermost operator here that launched it."""
-        known = self.is_launched
-        calls = distinct(self.call[known])
+        calls = distinct(self.call[self.is_launched])
         operator_of_call = np.full(len(self.trace.calls), UNKNOWN, np.int64)
         operator_of_call[calls] = self.operators_of(calls)
         return self._of_call(operator_of_call)
@@ -211,29 +165,26 @@ class Links:
         table, operators = self.trace.calls, self.trace.operators
         if not len(operators):
             return np.full(len(calls), UNKNOWN, np.int64)
-        order = np.lexsort((operators.start, operators.external))
-        found = _look_up(operators.external, order, table.external[calls])
+        found = _look_up(operators.external, np.lexsort((operators.start, operators.external)), table.external[calls])
         # A call has the number of the operator it came from. Older traces write another number there: then, and where nothing is
         # written, the operator around it in time is meant.
         at = table.start[calls]
         fits = (found >= 0) & (operators.start[found] <= at) & (at <= operators.end[found])
-        found[~fits] = UNKNOWN
-        rest = np.flatnonzero(~fits)
-        if len(rest):
-            found[rest] = self.nesting.around(table.thread[calls[rest]], table.start[calls[rest]])
+        found[~fits] = self.nesting.around(table.thread[calls[~fits]], at[~fits])
         return found
 
 
-def where_name(trace: Trace, table: HostRanges | DeviceWork, is_meant: Callable[[str], bool]) -> Mask:
+def where_name(trace: Trace, table: HostRanges | DeviceWork, is_meant: Callable[[str], object]) -> Mask:
     """Rows with a name that is meant; each name is looked at once."""
-    numbers = distinct(table.name).tolist()
-    found: Mask = np.isin(table.name, [number for number in numbers if is_meant(trace.names[number])])
+    found: Mask = np.isin(
+        table.name, [number for number in distinct(table.name).tolist() if is_meant(trace.names[number])]
+    )
     return found
 
 
 def matching(trace: Trace, table: HostRanges | DeviceWork, rule: re.Pattern[str]) -> Mask:
     """Rows whose name the rule finds."""
-    return where_name(trace, table, lambda name: rule.search(name) is not None)
+    return where_name(trace, table, rule.search)
 
 
 def _look_up(keys: Ints, order: Ints, wanted: Ints) -> Ints:

@@ -8,25 +8,22 @@ none of these explains is kept as a delay of its own. Played with nothing taken 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 
-from redline.trace.collectives import Calls, calls_of, clock_offsets, kind_of, matched
+from redline.trace.collectives import Calls, calls_of, clock_offsets, matched
 from redline.trace.columns import UNKNOWN, Ints, Mask, Work
 from redline.trace.host import HostView
-from redline.trace.idle import IdleTime, Latency, idle_time
+from redline.trace.idle import IdleTime, idle_time, latency_ns
 from redline.trace.intervals import NEVER, Intervals, both, distinct, union
-from redline.trace.links import matching
 from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_views
 from redline.trace.window import Recorded
 
 _NEVER = -(2**62)
-_UPDATE = re.compile(r"^Optimizer\.step#")
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class DeviceRun:
     host: HostView
     view: DeviceView
     bounds: tuple[int, int]
-    latency: Latency
+    latency_ns: int
     idle: IdleTime
     time: DeviceTime
 
@@ -68,8 +65,8 @@ class DeviceRun:
         calls, rows = self.host.trace.calls, self.host.waits
         merged = union(calls.start[rows], np.maximum(calls.end[rows] - 1, calls.start[rows]))
         inside = merged.end >= self.bounds[0]
-        first = rows[merged.first[inside]] if len(rows) else merged.first
-        return Intervals(np.maximum(merged.start[inside], self.bounds[0]), merged.end[inside] + 1, first)
+        start, end = np.maximum(merged.start[inside], self.bounds[0]), merged.end[inside] + 1
+        return Intervals(start, end, rows[merged.first[inside]])
 
     @cached_property
     def calls(self) -> Calls:
@@ -85,139 +82,9 @@ def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
     """Returns a run for each device that has work in the recorded steps."""
     found = []
     for view in device_views(recorded.links):
-        bounds = recorded.bounds(view.device, view.busy)
-        latency = Latency.of(recorded.links, view.rows, view.busy)
+        bounds, latency = recorded.bounds(view.device, view.busy), latency_ns(recorded.links, view.rows, view.busy)
         idle = idle_time(host, view.rows, bounds, view.busy, latency)
         found.append(DeviceRun(recorded, host, view, bounds, latency, idle, device_time(view, bounds)))
-    return found
-
-
-def gradient_reductions(runs: Sequence[DeviceRun]) -> int | None:
-    """How often gradients are reduced for each step of the optimizer: more than once where accumulation forgets to wait."""
-    found = {_reductions(run) for run in runs}
-    return found.pop() if len(found) == 1 else None
-
-
-def _reductions(run: DeviceRun) -> int | None:
-    """A backward pass reduces in one go; between two passes the main thread launches a forward."""
-    host, links, calls = run.host, run.recorded.links, run.calls
-    trace = host.trace
-    updates = max(int(matching(trace, marks, _UPDATE).sum()) for marks in (trace.annotations, trace.operators))
-    reduces = np.array([kind_of(one.name) in ("allreduce", "reducescatter") for one in calls.kinds], np.bool_)
-    rows = calls.rows[reduces]
-    rows = rows[links.is_launched[rows]]
-    rows = rows[trace.calls.thread[links.call[rows]] != host.main_thread]
-    if not updates or not len(rows):
-        return None
-    forward = np.sort(trace.calls.start[host.launching[trace.calls.thread[host.launching] == host.main_thread]])
-    # The number is how many launches of the main thread came before: those of one backward pass share it.
-    passes = np.unique(np.searchsorted(forward, links.launched_at[rows]), return_counts=True)[1]
-    usual = np.bincount(passes).argmax()  # a pass that the window cuts has fewer
-    return max(round(int((passes == usual).sum()) / updates), 1)
-
-
-@dataclass
-class _Columns:
-    """Each piece of work of one device is an entry, in order of stream and start."""
-
-    row: Ints
-    """Among the work of the trace."""
-    start: Ints
-    length: Ints
-    queue: Ints
-    """The gap after the work before it on its stream is this long; `_NEVER` where it is the first."""
-    asked: Ints
-    """When its launch reached the device; `_NEVER` where the file does not tell."""
-    launched: Ints
-    """When the host had launched it."""
-    delay: Ints
-    """How late it was for reasons that the trace does not show."""
-    idle_delay: Ints
-    """The part of the delay in which the device had nothing else to do."""
-    is_short: Mask
-    """True if the gap before it is no longer than usual and it was launched in time."""
-    waits_for: Ints
-    """This is another entry that ended right before it started; UNKNOWN where there is none."""
-    after: Ints
-    """How long after that one it started."""
-
-
-def _columns(run: DeviceRun) -> _Columns:
-    links, work, rows = run.recorded.links, run.recorded.trace.work, run.view.rows
-    order = rows[np.lexsort((work.start[rows], work.stream[rows]))]
-    start, length, stream = work.start[order], work.duration[order], work.stream[order]
-    same = np.concatenate(([False], stream[1:] == stream[:-1]))
-    before = np.concatenate(([0], (start + length)[:-1]))
-    known = links.is_launched[order]
-    # A call that waits for its own copy had launched the copy when it began.
-    blocks = known & np.isin(links.call[order], run.host.blocking)
-    launched = np.where(blocks, links.launched_at[order], links.launched_by[order])
-    launched = np.where(known, np.minimum(launched, start), _NEVER)
-    ready = np.maximum(np.where(same, before, _NEVER), launched)
-    ready = np.where(ready > _NEVER, np.maximum(ready, run.bounds[0]), _NEVER)  # the device was not there before
-    usual = run.latency.ns
-    computes = (work.kind[order] == Work.KERNEL) & ~links.is_class("communication")[order]
-    waits_for = _other_streams(
-        start, start + length, stream, computes, ready, start - ready > usual, known & (ready == launched)
-    )
-    ended = np.where(waits_for >= 0, (start + length)[waits_for], _NEVER)
-    ready = np.maximum(ready, ended)
-    late = start - ready
-    # Work that is the first of its stream and whose launch is not in the file starts when it started.
-    free = ready == _NEVER
-    delay = np.where(free, 0, np.maximum(late - usual, 0))
-    begun = start - delay
-    # If something else held the work up, the gap before it may be none, and its launch may be as quick as any.
-    is_queued, is_late = same & (ready == before), known & (ready == np.maximum(launched, run.bounds[0]))
-    soonest = int(np.min((begun - launched)[is_late], initial=usual))
-    queue = np.where(is_queued, begun - before, np.minimum(begun - before, 0))
-    reaches = np.where(is_late, begun, np.minimum(begun, launched + soonest))
-    after = np.where(ready == ended, begun - ended, np.minimum(begun - ended, 0))
-    return _Columns(
-        row=order,
-        start=start,
-        length=length,
-        queue=np.where(same, queue, _NEVER),
-        asked=np.where(known, reaches, np.where(free, start, _NEVER)),
-        launched=np.where(known, launched, np.where(free, run.bounds[0], _NEVER)),
-        delay=delay,
-        idle_delay=delay - run.view.busy.within(start - delay, start),
-        is_short=is_queued & known & (late > 0),
-        waits_for=waits_for,
-        after=np.where(waits_for >= 0, after, 0),
-    )
-
-
-def _other_streams(
-    start: Ints, end: Ints, stream: Ints, computes: Mask, ready: Ints, is_delayed: Mask, is_late: Mask
-) -> Ints:
-    """Returns which work of another stream each piece of work is waiting for; UNKNOWN where there is none.
-
-    That is the last to end before it started: where it is later than its own stream and its launch explain, where only its
-    launch kept it from starting and nothing else was running, and where the two streams never computed side by side.
-    """
-    found = np.full(len(start), UNKNOWN, np.int64)
-    streams = distinct(stream).tolist()
-    if len(streams) < 2:
-        return found
-    busy = {one: union(start[mine], end[mine]) for one in streams if (mine := (stream == one) & computes).any()}
-    apart = {(one, other) for one in busy for other in busy if one != other and not len(both(busy[one], busy[other]))}
-    by_end = np.argsort(end, kind="stable")
-    sorted_end, sorted_stream = end[by_end], stream[by_end]
-    last = np.searchsorted(sorted_end, start, side="right") - 1
-    own = np.array([any(pair[0] == one for pair in apart) for one in streams])[np.searchsorted(streams, stream)]
-    alone = is_late & (np.searchsorted(np.sort(start), start, side="left") <= last + 1)
-    since = np.where(alone, _NEVER, np.where(is_delayed, ready, np.iinfo(np.int64).max))
-    for entry in np.flatnonzero((last >= 0) & (alone | is_delayed | own) & (ready > _NEVER)).tolist():
-        at, own_end = int(last[entry]), _NEVER
-        # The work before it on its own stream is over only after everything that comes earlier.
-        while at >= 0 and sorted_end[at] >= own_end:
-            if sorted_stream[at] == stream[entry]:
-                own_end = int(sorted_end[at])
-            elif sorted_end[at] > since[entry] or (int(stream[entry]), int(sorted_stream[at])) in apart:
-                found[entry] = by_end[at]
-                break
-            at -= 1
     return found
 
 
@@ -232,40 +99,8 @@ class _Wait:
     """The last work to end before the wait did, even if that was done before; UNKNOWN where there is none."""
     done: int
     """When what it waited for was done; no later than the wait's end."""
-    goes_on: int = 0
+    goes_on: int
     """The work is still busy for so long after the wait."""
-
-
-def _waits(run: DeviceRun, columns: _Columns) -> Iterator[_Wait]:
-    links, merged = run.recorded.links, run.waits
-    ends = columns.start + columns.length
-    by_end = np.argsort(ends, kind="stable")
-    sorted_ends = ends[by_end]
-    asked_at = np.where(links.is_launched[columns.row], links.launched_at[columns.row], run.bounds[0])
-    last = np.searchsorted(sorted_ends, merged.end, side="right") - 1
-    own = _own_copies(run, columns)
-    for index, (start, end, at) in enumerate(
-        zip(merged.start.tolist(), merged.end.tolist(), last.tolist(), strict=True)
-    ):
-        entry, done = own.get(index, UNKNOWN), end
-        # A copy may go on for a little after the call that waits for it; else the last work to end was waited for.
-        if entry < 0 or ends[entry] <= end:
-            while at >= 0 and asked_at[by_end[at]] >= end:
-                at -= 1
-            entry = int(by_end[at]) if at >= 0 else UNKNOWN
-            done = int(ends[entry]) if entry >= 0 else start
-        yield _Wait(index, start, end, entry, done, int(ends[entry]) - done if entry >= 0 else 0)
-
-
-def _own_copies(run: DeviceRun, columns: _Columns) -> dict[int, int]:
-    """For waits that are copies, the copy that the call itself launched."""
-    links, calls = run.recorded.links, run.host.trace.calls
-    entries = np.flatnonzero(links.is_launched[columns.row])
-    call = links.call[columns.row[entries]]
-    mine = np.isin(call, run.host.waits)
-    entries, call = entries[mine], call[mine]
-    wait = np.searchsorted(run.waits.start, calls.start[call], side="right") - 1
-    return dict(zip(wait.tolist(), entries.tolist(), strict=True))
 
 
 @dataclass
@@ -297,64 +132,169 @@ class _Kind(IntEnum):
     NODE = 2
 
 
+class _Device:
+    """The work of one device as entries in order of stream and start, each with what it had to wait for."""
+
+    def __init__(self, run: DeviceRun) -> None:
+        self.run = run
+        links, work, rows = run.recorded.links, run.recorded.trace.work, run.view.rows
+        self.row = order = rows[np.lexsort((work.start[rows], work.stream[rows]))]
+        self.start, self.length, stream = work.start[order], work.duration[order], work.stream[order]
+        self.end = self.start + self.length
+        same = np.concatenate(([False], stream[1:] == stream[:-1]))
+        before = np.concatenate(([0], self.end[:-1]))
+        known = links.is_launched[order]
+        # A call that waits for its own copy had launched the copy when it began.
+        blocks = known & np.isin(links.call[order], run.host.blocking)
+        launched = np.where(blocks, links.launched_at[order], links.launched_by[order])
+        launched = np.where(known, np.minimum(launched, self.start), _NEVER)
+        ready = np.maximum(np.where(same, before, _NEVER), launched)
+        ready = np.where(ready > _NEVER, np.maximum(ready, run.bounds[0]), _NEVER)  # the device was not there before
+        computes = (work.kind[order] == Work.KERNEL) & ~links.is_class("communication")[order]
+        self.waits_for = self._others(stream, computes, ready, known & (ready == launched))
+        """Another entry that ended right before each entry started; UNKNOWN where there is none."""
+        ended = np.where(self.waits_for >= 0, self.end[self.waits_for], _NEVER)
+        ready = np.maximum(ready, ended)
+        # Work that is the first of its stream and whose launch is not in the file starts when it started.
+        free = ready == _NEVER
+        self.delay = np.where(free, 0, np.maximum(self.start - ready - run.latency_ns, 0))
+        """How late each was for reasons that the trace does not show."""
+        begun = self.start - self.delay
+        self.idle_delay = self.delay - run.view.busy.within(begun, self.start)
+        """The part of the delay in which the device had nothing else to do."""
+        # If something else held the work up, the gap before it may be none, and its launch may be as quick as any.
+        is_queued, is_late = same & (ready == before), known & (ready == np.maximum(launched, run.bounds[0]))
+        soonest = int(np.min((begun - launched)[is_late], initial=run.latency_ns))
+        reaches = np.where(is_late, begun, np.minimum(begun, launched + soonest))
+        self.queue = np.where(same, np.where(is_queued, begun - before, np.minimum(begun - before, 0)), _NEVER)
+        """The gap after the work before it on its stream; `_NEVER` where it is the first."""
+        self.asked = np.where(known, reaches, np.where(free, self.start, _NEVER))
+        """When its launch reached the device; `_NEVER` where the file does not tell."""
+        self.launched = np.where(known, launched, np.where(free, run.bounds[0], _NEVER))
+        self.is_short = is_queued & known & (self.start > ready)
+        """True if the gap before it is no longer than usual and it was launched in time."""
+        after = np.where(ready == ended, begun - ended, np.minimum(begun - ended, 0))
+        self.after = np.where(self.waits_for >= 0, after, 0)
+        """How long after what it waits for it started."""
+        self.waits = list(self._host_waits())
+
+    def _others(self, stream: Ints, computes: Mask, ready: Ints, is_late: Mask) -> Ints:
+        """Returns which work of another stream each piece of work is waiting for; UNKNOWN where there is none.
+
+        That is the last to end before it started: where it is later than its own stream and its launch explain, where only its
+        launch kept it from starting and nothing else was running, and where the two streams never computed side by side.
+        """
+        start, end, found = self.start, self.end, np.full(len(stream), UNKNOWN, np.int64)
+        streams = distinct(stream).tolist()
+        if len(streams) < 2:
+            return found
+        busy = {one: union(start[mine], end[mine]) for one in streams if (mine := (stream == one) & computes).any()}
+        apart = {
+            (one, other) for one in busy for other in busy if one != other and not len(both(busy[one], busy[other]))
+        }
+        by_end = np.argsort(end, kind="stable")
+        sorted_end, sorted_stream = end[by_end], stream[by_end]
+        last = np.searchsorted(sorted_end, start, side="right") - 1
+        own = np.isin(stream, [one for one, _ in apart])
+        is_delayed = start - ready > self.run.latency_ns
+        alone = is_late & (np.searchsorted(np.sort(start), start, side="left") <= last + 1)
+        since = np.where(alone, _NEVER, np.where(is_delayed, ready, np.iinfo(np.int64).max))
+        for entry in np.flatnonzero((last >= 0) & (alone | is_delayed | own) & (ready > _NEVER)).tolist():
+            at, own_end, mine = int(last[entry]), _NEVER, int(stream[entry])
+            # The work before it on its own stream is over only after everything that comes earlier.
+            while at >= 0 and sorted_end[at] >= own_end:
+                if sorted_stream[at] == mine:
+                    own_end = int(sorted_end[at])
+                elif sorted_end[at] > since[entry] or (mine, int(sorted_stream[at])) in apart:
+                    found[entry] = by_end[at]
+                    break
+                at -= 1
+        return found
+
+    def _host_waits(self) -> Iterator[_Wait]:
+        links, merged, calls = self.run.recorded.links, self.run.waits, self.run.host.trace.calls
+        known = links.is_launched[self.row]
+        # A wait that is a copy waits for the copy that the call itself launched.
+        call = links.call[self.row]
+        entries = np.flatnonzero(known & np.isin(call, self.run.host.waits))
+        inside = np.searchsorted(merged.start, calls.start[call[entries]], side="right") - 1
+        own = dict(zip(inside.tolist(), entries.tolist(), strict=True))
+        by_end = np.argsort(self.end, kind="stable")
+        asked_at = np.where(known, links.launched_at[self.row], self.run.bounds[0])[by_end]
+        last = np.searchsorted(self.end[by_end], merged.end, side="right") - 1
+        columns = (merged.start.tolist(), merged.end.tolist(), last.tolist())
+        for index, (start, end, at) in enumerate(zip(*columns, strict=True)):
+            entry, done = own.get(index, UNKNOWN), end
+            # A copy may go on for a little after the call that waits for it; else the last work to end was waited for.
+            if entry < 0 or self.end[entry] <= end:
+                while at >= 0 and asked_at[at] >= end:
+                    at -= 1
+                entry = int(by_end[at]) if at >= 0 else UNKNOWN
+                done = int(self.end[entry]) if entry >= 0 else start
+            yield _Wait(index, start, end, entry, done, int(self.end[entry]) - done if entry >= 0 else 0)
+
+    def cut_into_nodes(self, device: int, first: int, meets: Collection[int]) -> list[_Node]:
+        count, has_other = len(self.row), self.waits_for >= 0
+        # Work that is launched after a wait is as early as the host is then.
+        waited = np.searchsorted(np.array([wait.end for wait in self.waits]), self.launched, side="right")
+        heads = (self.queue == _NEVER) | has_other
+        heads[1:] |= waited[1:] != waited[:-1]
+        self.meets = list(meets)
+        tails = [*self.waits_for[has_other].tolist(), *(wait.entry for wait in self.waits), *meets]
+        heads[[*meets, *(entry + 1 for entry in tails if 0 <= entry < count - 1)]] = True
+        self.low = np.flatnonzero(heads)
+        self.node_of = first + np.cumsum(heads) - 1
+        return [
+            _Node(
+                device,
+                begin,
+                end,
+                before=UNKNOWN if self.queue[begin] == _NEVER else number - 1,
+                waits=int(waited[begin]),
+                other=int(self.node_of[self.waits_for[begin]]) if has_other[begin] else UNKNOWN,
+                after=int(self.after[begin]),
+            )
+            for number, (begin, end) in enumerate(
+                zip(self.low.tolist(), [*self.low[1:].tolist(), count], strict=True), first
+            )
+        ]
+
+
 class Replay:
     """A replay has the devices of one or several ranks, with the collectives in which ranks wait for each other."""
 
     def __init__(self, runs: Sequence[DeviceRun]) -> None:
-        self._runs = runs
-        self._columns = [_columns(run) for run in runs]
-        self._waits = [list(_waits(run, columns)) for run, columns in zip(runs, self._columns, strict=True)]
+        self._devices = [_Device(run) for run in runs]
         calls = [run.calls for run in runs]
         groups = matched(calls) if len(runs) > 1 else []
         self._offsets = clock_offsets(calls, groups) if groups else [0] * len(runs)
+        entry_of = [np.argsort(device.row) for device in self._devices]
         meetings = [
             [
-                (device, int(np.flatnonzero(self._columns[device].row == calls[device].rows[index])[0]))
-                for device, index in group.items()
+                (at, int(entry_of[at][np.searchsorted(np.sort(self._devices[at].row), calls[at].rows[index])]))
+                for at, index in group.items()
             ]
             for group in groups
         ]
-        self._meets = [[entry for one in meetings for at, entry in one if at == device] for device in range(len(runs))]
         self._nodes: list[_Node] = []
-        self._low: list[Ints] = []
-        self._node_of: list[Ints] = []
         self._order: list[tuple[int, _Kind, int, int]] = []
-        for device in range(len(runs)):
-            self._cut_into_nodes(device)
+        for at, device in enumerate(self._devices):
+            meets = [entry for one in meetings for where, entry in one if where == at]
+            nodes = device.cut_into_nodes(at, len(self._nodes), meets)
+            starts = (device.start[device.low] - self._offsets[at]).tolist()
+            self._order += [(start, _Kind.NODE, at, number) for number, start in enumerate(starts, len(self._nodes))]
+            self._order += [(wait.end - self._offsets[at], _Kind.WAIT, at, wait.index) for wait in device.waits]
+            self._nodes += nodes
         for meeting in meetings:
-            self._meet([int(self._node_of[device][entry]) for device, entry in meeting])
+            self._meet([int(self._devices[at].node_of[entry]) for at, entry in meeting])
         self._order.sort()
-
-    def _cut_into_nodes(self, device: int) -> None:
-        columns, waits, offset = self._columns[device], self._waits[device], self._offsets[device]
-        count, meets, has_other = len(columns.row), self._meets[device], columns.waits_for >= 0
-        # Work that is launched after a wait is as early as the host is then.
-        waited = np.searchsorted(np.array([wait.end for wait in waits], np.int64), columns.launched, side="right")
-        heads = (columns.queue == _NEVER) | has_other
-        heads[1:] |= waited[1:] != waited[:-1]
-        heads[meets] = True
-        tails = [*columns.waits_for[has_other].tolist(), *(wait.entry for wait in waits), *meets]
-        heads[[entry + 1 for entry in tails if 0 <= entry < count - 1]] = True
-        low, first = np.flatnonzero(heads), len(self._nodes)
-        node_of = first + np.cumsum(heads) - 1
-        for number, (begin, end) in enumerate(zip(low.tolist(), [*low[1:].tolist(), count], strict=True), start=first):
-            before = UNKNOWN if columns.queue[begin] == _NEVER else number - 1
-            other = int(node_of[columns.waits_for[begin]]) if has_other[begin] else UNKNOWN
-            self._nodes.append(_Node(device, begin, end, before, int(waited[begin]), other, int(columns.after[begin])))
-            self._order.append((int(columns.start[begin]) - offset, _Kind.NODE, device, number))
-        self._order += [(wait.end - offset, _Kind.WAIT, device, wait.index) for wait in waits]
-        self._low.append(low)
-        self._node_of.append(node_of)
 
     def _meet(self, numbers: list[int]) -> None:
         """Join the nodes that are one collective."""
-        starts, ends = [], []
-        for node in (self._nodes[number] for number in numbers):
-            columns, offset = self._columns[node.device], self._offsets[node.device]
-            starts.append(int(columns.start[node.low]) - offset)
-            ends.append(starts[-1] + int(columns.length[node.low]))
-        for number, end in zip(numbers, ends, strict=True):
-            node = self._nodes[number]
+        nodes = [self._nodes[number] for number in numbers]
+        starts = [int(self._devices[node.device].start[node.low]) - self._offsets[node.device] for node in nodes]
+        for number, node, start in zip(numbers, nodes, starts, strict=True):
+            end = start + int(self._devices[node.device].length[node.low])
             node.meets, node.transfer = numbers, end - max(starts)
             self._order.append((max(end, *starts), _Kind.MET, node.device, number))
 
@@ -365,83 +305,81 @@ class Replay:
     @cached_property
     def ends(self) -> list[int]:
         """This is when the steps of each device end with nothing taken out."""
-        return self.played([NOTHING] * len(self._runs))
+        return self.played([NOTHING] * len(self._devices))
 
     def played(self, without: Sequence[Without]) -> list[int]:
         """When the steps of each device end."""
-        scenes = [
-            _Scene(*given) for given in zip(self._runs, self._columns, self._low, without, self._meets, strict=True)
-        ]
+        scenes = [_Scene(*given) for given in zip(self._devices, without, strict=True)]
         sums = [stretch for scene in scenes for stretch in scene.stretches]
         ends = [_NEVER] * len(self._nodes)
         arrived: dict[int, int] = {}
         shifts = [[0] for _ in scenes]
-        for _, kind, device, number in self._order:
-            scene = scenes[device]
+        for _, kind, at, number in self._order:
+            scene, device = scenes[at], self._devices[at]
             if kind == _Kind.WAIT:
-                wait = self._waits[device][number]
-                done = ends[int(self._node_of[device][wait.entry])] if wait.entry >= 0 else _NEVER
-                shifts[device].append(scene.shift_after(wait, shifts[device][-1], done))
+                wait = device.waits[number]
+                done = ends[int(device.node_of[wait.entry])] if wait.entry >= 0 else _NEVER
+                shifts[at].append(scene.shift_after(wait, shifts[at][-1], done))
                 continue
             node = self._nodes[number]
             if kind == _Kind.MET:
                 latest = [
                     arrived[one] - self._offsets[self._nodes[one].device]
                     for one in node.meets
-                    if one in arrived and scenes[self._nodes[one].device].without.is_awaited
+                    if one in arrived and without[self._nodes[one].device].is_awaited
                 ]
                 cut = min(int(scene.cut[node.low]), max(node.transfer, 0))
-                met = max(latest, default=_NEVER) + node.transfer - cut + self._offsets[device]
+                met = max(latest, default=_NEVER) + node.transfer - cut + self._offsets[at]
                 ends[number] = max(met, arrived[number])
                 continue
             whole, end, queue = sums[number]
-            end -= shifts[device][min(node.waits, len(shifts[device]) - 1)]
-            end = max(end, (ends[node.before] if node.before >= 0 else self._runs[device].bounds[0]) + whole)
+            end -= shifts[at][min(node.waits, len(shifts[at]) - 1)]
+            end = max(end, (ends[node.before] if node.before >= 0 else device.run.bounds[0]) + whole)
             if node.other >= 0:
                 # Work that is gone needs no pause around it.
                 gone = scene.gone[node.low] or scene.gone[self._nodes[node.other].high - 1]
                 end = max(end, ends[node.other] + (0 if gone else node.after) + whole - queue)
             ends[number] = arrived[number] = end
         return [
-            scene.over(max(ends[int(own[0]) : int(own[-1]) + 1]), shift[-1])
-            for scene, own, shift in zip(scenes, self._node_of, shifts, strict=True)
+            scene.over(max(ends[int(device.node_of[0]) : int(device.node_of[-1]) + 1]), shift[-1])
+            for scene, device, shift in zip(scenes, self._devices, shifts, strict=True)
         ]
 
 
 class _Scene:
     """One device with something taken out."""
 
-    def __init__(self, run: DeviceRun, columns: _Columns, low: Ints, without: Without, meets: list[int]) -> None:
-        self._run, self.without = run, without
-        none = np.zeros(len(columns.row), np.int64)
-        self.cut = np.minimum(without.work[columns.row], columns.length) if without.work is not None else none
-        length = columns.length - self.cut
+    def __init__(self, device: _Device, without: Without) -> None:
+        self._run, low, high = device.run, device.low, np.append(device.low[1:], len(device.row)) - 1
+        none = np.zeros(len(device.row), np.int64)
+        self.cut = none if without.work is None else np.minimum(without.work[device.row], device.length)
+        length = device.length - self.cut
         self.gone = (self.cut > 0) & (length == 0)
-        length[meets] = 0  # a collective goes on once all have arrived
-        queue = np.where(self.gone | (columns.queue == _NEVER), 0, columns.queue)
-        if without.delays:  # what makes work late makes it late by the whole gap
-            queue = np.where(columns.idle_delay > 0, 0, queue)
+        length[device.meets] = 0  # a collective goes on once all have arrived
+        # What makes work late makes it late by the whole gap.
+        closed = (device.idle_delay > 0) & without.delays
         if without.gaps is not None:
-            queue = np.where(without.gaps[columns.row] & columns.is_short, 0, queue)
-        lasts = length + np.where(self.gone, 0, columns.delay - without.delays * columns.idle_delay)
-        asked = columns.asked - without.host.before(np.maximum(columns.launched, run.bounds[0]))
-        asked = np.where((columns.asked == _NEVER) | self.gone, _NEVER, asked)
+            closed |= without.gaps[device.row] & device.is_short
+        queue = np.where(self.gone | closed | (device.queue == _NEVER), 0, device.queue)
+        lasts = length + np.where(self.gone, 0, device.delay - without.delays * device.idle_delay)
+        taken = without.host.before(np.maximum(device.launched, self._run.bounds[0]))
+        asked = np.where((device.asked == _NEVER) | self.gone, _NEVER, device.asked - taken)
         along = np.cumsum(queue + lasts)
-        high = np.concatenate((low[1:], [len(along)])) - 1
         whole = along[high] - (along - queue - lasts)[low]
         latest = np.maximum.reduceat(asked + lasts - along, low) + along[high]
         self.stretches = list(zip(whole.tolist(), latest.tolist(), queue[low].tolist(), strict=True))
-        waits = run.waits
-        inside = without.host.holds(waits.start) & without.host.holds(waits.end - 1)
-        skipped = np.isin(waits.first, np.flatnonzero(without.waits)) if without.waits is not None else inside
-        self._skipped = (skipped | inside).tolist()
-        self._taken_in_all = int(without.host.before(np.array([run.bounds[1]]))[0])
+        waits = self._run.waits
+        skipped = without.host.holds(waits.start) & without.host.holds(waits.end - 1)
+        if without.waits is not None:
+            skipped |= without.waits[waits.first]
+        self._skipped = skipped.tolist()
         self._taken: list[list[int]] = [without.host.before(moments).tolist() for moments in (waits.start, waits.end)]
+        self._taken_in_all = int(without.host.before(np.array([self._run.bounds[1]]))[0])
 
     def shift_after(self, wait: _Wait, shift: int, ended: int) -> int:
         """How much earlier the host is after a wait, beside what was taken out of its own time."""
         before, after = self._taken[0][wait.index], self._taken[1][wait.index]
-        leaves = wait.start - shift - before
+        leaves: int = wait.start - shift - before
         if not self._skipped[wait.index]:
             if wait.entry >= 0 and ended > _NEVER:
                 leaves = max(leaves, ended - wait.goes_on)
@@ -450,6 +388,4 @@ class _Scene:
 
     def over(self, device: int, shift: int) -> int:
         end = self._run.bounds[1]
-        if end <= int(self._run.view.busy.end[-1]):
-            return device
-        return max(device, end - shift - self._taken_in_all)
+        return device if end <= int(self._run.view.busy.end[-1]) else max(device, end - shift - self._taken_in_all)

@@ -9,22 +9,32 @@ from functools import cached_property
 
 import numpy as np
 
-from redline.trace.columns import HostRanges, Ids, Ints, Mask, Trace, Work
+from redline.trace.columns import HostRanges, Ids, Ints, Mask, Trace
 from redline.trace.host import MOSTLY, HostView, NamedCause, on_thread, picked
-from redline.trace.idle import CAUSES, QUARTILES, Cause, IdleTime, usual
-from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, summed, union, without
+from redline.trace.idle import CAUSES, Cause, IdleTime
+from redline.trace.intervals import (
+    NEVER,
+    QUARTILES,
+    Intervals,
+    both,
+    distinct,
+    joined,
+    summed,
+    union,
+    usual,
+    without,
+)
 from redline.trace.links import Links, matching, where_name
 from redline.trace.names import Described, describe, short_name
 from redline.trace.patterns import attention_on_host, recomputed_operators
 from redline.trace.replay import DeviceRun, Replay, Without
 from redline.trace.shapes import work_of
 from redline.trace.tables import self_times
-from redline.trace.timeline import host_communication, host_compute
+from redline.trace.timeline import host_busy
 from redline.trace.window import Recorded
 
 WORTH_A_LINE = 0.02
 """Share of the time that is worth a line of its own."""
-
 FIRST_CACHE_BYTES = 32 << 10
 """The first data cache of most processors is this large."""
 
@@ -45,8 +55,9 @@ def unusual(rest: Intervals, least_ns: float, few: int = 0) -> Intervals:
     return union(rest.start[long], rest.end[long])
 
 
-def step_ns(recorded: Recorded, bounds: tuple[int, int]) -> float:
-    return (bounds[1] - bounds[0]) / max(len(recorded.steps), 1)
+def _longest(trace: Trace, names: Ids, duration: Ints) -> str:
+    """The name that takes most of the time."""
+    return short_name(trace.names[int(summed(names, duration, len(trace.names)).argmax())]) if len(names) else ""
 
 
 @dataclass(frozen=True)
@@ -63,14 +74,17 @@ class OnDevice:
     def trace(self) -> Trace:
         return self.run.recorded.trace
 
+    @property
+    def view(self) -> HostView:
+        return self.run.host
+
     def on_launching_threads(self, ranges: HostRanges) -> Intervals:
-        mine = np.isin(ranges.thread, self.run.host.launching_threads)
-        return union(ranges.start[mine], ranges.end[mine])
+        return on_thread(ranges, *self.view.launching_threads)
 
     @cached_property
     def named(self) -> dict[NamedCause, Intervals]:
         """This is when the host did what has a name of its own, by the cause of idle time that it is."""
-        return {cause: self.on_launching_threads(ranges) for cause, ranges in self.run.host.named.items()}
+        return {cause: self.on_launching_threads(ranges) for cause, ranges in self.view.named.items()}
 
     @cached_property
     def plain(self) -> Intervals:
@@ -80,43 +94,40 @@ class OnDevice:
     @cached_property
     def pauses(self) -> Intervals:
         """When no thread launched anything."""
-        calls, launches = self.trace.calls, self.run.host.launching
+        calls, launches = self.trace.calls, self.view.launching
         return without(all_time(self.run.bounds), union(calls.start[launches], calls.end[launches]))
 
     @cached_property
     def stalls(self) -> Intervals:
-        """These are pauses in the plain time, far longer than usual."""
-        worth_ns = WORTH_A_LINE * step_ns(self.run.recorded, self.run.bounds)
-        found = both(self.plain, unusual(self.pauses, worth_ns)) if len(self.run.host.launching) > 1 else NEVER
-        # Together too short to be worth a line, they are part of the host's usual lateness.
-        stalled = both(found, self.run.idle.when["host"]).total
-        return found if stalled >= WORTH_A_LINE * (self.run.bounds[1] - self.run.bounds[0]) else NEVER
+        """These are pauses in the plain time, far longer than usual. Together too short to be worth a line, they are part of
+        the host's usual lateness."""
+        length = self.run.bounds[1] - self.run.bounds[0]
+        found = both(self.plain, unusual(self.pauses, WORTH_A_LINE * length / max(len(self.run.recorded.steps), 1)))
+        return found if both(found, self.run.idle.when["host"]).total >= WORTH_A_LINE * length else NEVER
 
     @cached_property
     def steady(self) -> Intervals:
         """The plain time without what stalls are longer than a usual pause: they too begin and end with launching."""
-        start = (
-            self.stalls.start + int(np.median(self.pauses.end - self.pauses.start)) if len(self.stalls) else NEVER.start
-        )
+        if not len(self.stalls):
+            return self.plain
+        start = self.stalls.start + int(np.median(self.pauses.end - self.pauses.start))
         return without(self.plain, union(start, np.maximum(start, self.stalls.end)))
 
     @cached_property
     def waits(self) -> Mask:
         """The mask is true for calls that make the steps wait for the device."""
         found = np.zeros(len(self.trace.calls), np.bool_)
-        found[self.run.host.waits] = True
+        found[self.view.waits] = True
         return found
 
     def operators_around(self, calls: Mask) -> Intervals:
         """The operators that make these calls; they go with them."""
-        operators = self.trace.operators
         rows = self.links.operators_of(np.flatnonzero(calls))
-        rows = rows[rows >= 0]
-        return union(operators.start[rows], operators.end[rows])
+        return union(self.trace.operators.start[rows[rows >= 0]], self.trace.operators.end[rows[rows >= 0]])
 
     def next_launch(self, at: Ints) -> Ints:
         """Returns when the host is launching again after each moment."""
-        begins = np.sort(self.trace.calls.start[self.run.host.launching])
+        begins = np.sort(self.trace.calls.start[self.view.launching])
         found: Ints = np.maximum(np.append(begins, self.run.bounds[1])[np.searchsorted(begins, at)], at)
         return found
 
@@ -126,11 +137,10 @@ class OnDevice:
         Operators that launch nothing are work of their own, and no part of it.
         """
         operators, end = self.trace.operators, self.trace.calls.end[calls]
-        launching = self.links.operators_of(self.run.host.launching)
+        launching = self.links.operators_of(self.view.launching)
         launches = np.bincount(launching[launching >= 0], minlength=len(operators))
-        idle = self.links.nesting.with_all_inside(launches) == 0
-        others = self.on_launching_threads(picked(operators, idle))
-        return both(without(union(end, self.next_launch(end)), others), self.plain)
+        others = picked(operators, self.links.nesting.with_all_inside(launches) == 0)
+        return both(without(union(end, self.next_launch(end)), self.on_launching_threads(others)), self.plain)
 
     def making(self, calls: Mask) -> Intervals:
         """The operators around these waits, without what has another name."""
@@ -139,11 +149,11 @@ class OnDevice:
     @cached_property
     def own_stalls(self) -> Intervals:
         """Stalls by themselves: those behind a wait belong to it, unless they are the larger trouble."""
-        stalls, claimed, copying = self.stalls, NEVER, self.run.host.copying
+        stalls, claimed = self.stalls, NEVER
         if not len(stalls):
             return stalls
         replay = Replay([self.run])
-        for calls in (self.waits & copying, self.waits & ~copying):
+        for calls in (self.waits & self.view.copying, self.waits & ~self.view.copying):
             after = self.after(calls)
             alone = replay.saved([Without(host=both(after, stalls))])
             if replay.saved([Without(host=self.making(calls), waits=calls)]) >= alone:
@@ -160,41 +170,28 @@ class OnDevice:
         return found
 
     @cached_property
-    def moving(self) -> Mask:
-        """Copies between the host and the device."""
-        copies: Mask = self.trace.work.kind == Work.COPY
-        return self.run.view.moving.holds(self.trace.work.start) & copies
-
-    @cached_property
     def blocking_copies(self) -> Mask:
-        return self.moving & self.links.is_launched & np.isin(self.links.call, self.run.host.blocking)
+        """Copies between the host and the device for which the host waits."""
+        return self.run.view.moves & self.links.is_launched & np.isin(self.links.call, self.view.blocking)
 
     def launching(self, rows: Mask) -> Intervals:
         """The host's time to launch these rows: the operators that do it, and for each launch since the launch before it."""
         calls = self.trace.calls
-        launches = distinct(self.links.call[self.links.is_launched])
-        launches = launches[np.argsort(calls.start[launches], kind="stable")]
-        wanted = np.isin(launches, self.links.call[rows & self.links.is_launched])
-        end = np.maximum.accumulate(calls.end[launches])
+        launches = self.view.launching[np.argsort(calls.start[self.view.launching], kind="stable")]
+        mine = np.zeros(len(calls), np.bool_)
+        mine[self.links.call[rows & self.links.is_launched]] = True
+        wanted, end = mine[launches], np.maximum.accumulate(calls.end[launches])
         since = np.concatenate((calls.start[launches[:1]], end[:-1]))
         before = union(since[wanted], np.maximum(end, since)[wanted])
-        mine = np.zeros(len(calls), np.bool_)
-        mine[launches[wanted]] = True
         return both(joined(before, self.operators_around(mine)), self.steady)
 
     def longest(self, rows: Mask) -> str:
         """The name that takes most of these rows' time."""
-        mine = self.run.view.rows[rows[self.run.view.rows]]
-        return _longest(self.trace, self.trace.work.name[mine], self.trace.work.duration[mine])
+        mine = self.trace.work.only(self.run.view.rows[rows[self.run.view.rows]])
+        return _longest(self.trace, mine.name, mine.duration)
 
     def total(self, rows: Mask) -> int:
         return int(self.trace.work.duration[self.run.view.rows][rows[self.run.view.rows]].sum())
-
-
-def _longest(trace: Trace, names: Ids, duration: Ints) -> str:
-    if not len(names):
-        return ""
-    return short_name(trace.names[int(summed(names, duration, len(trace.names)).argmax())])
 
 
 @dataclass(frozen=True)
@@ -204,13 +201,6 @@ class OnHost:
 
     recorded: Recorded
     view: HostView
-    bounds: tuple[int, int]
-
-    @classmethod
-    def of(cls, recorded: Recorded, view: HostView) -> OnHost:
-        trace = recorded.trace
-        busy = joined(host_compute(trace), host_communication(trace))
-        return cls(recorded, view, recorded.bounds(0, busy) if len(busy) else (0, 0))
 
     @property
     def links(self) -> Links:
@@ -221,34 +211,37 @@ class OnHost:
         return self.recorded.trace
 
     @cached_property
+    def busy(self) -> Intervals:
+        return host_busy(self.trace)
+
+    @cached_property
+    def time(self) -> Intervals:
+        """All the time of the steps."""
+        return all_time(self.recorded.bounds(0, self.busy)) if len(self.busy) else NEVER
+
+    @cached_property
     def named(self) -> dict[NamedCause, Intervals]:
         """This is when the main thread did what has a name of its own, by the cause of idle time that it is."""
         main = self.view.main_thread
-        return {
-            cause: both(all_time(self.bounds), on_thread(ranges, main)) for cause, ranges in self.view.named.items()
-        }
+        return {cause: both(self.time, on_thread(ranges, main)) for cause, ranges in self.view.named.items()}
 
     @cached_property
     def idle(self) -> IdleTime:
         """When no operator was under way, by cause."""
-        busy = joined(host_compute(self.trace), host_communication(self.trace))
         # Between the marks of two steps the profiler does its own work.
-        idle = without(
-            both(all_time(self.bounds), self.recorded.steps) if len(self.recorded.steps) else all_time(self.bounds),
-            busy,
-        )
+        rest = without(both(self.time, self.recorded.steps) if len(self.recorded.steps) else self.time, self.busy)
         when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
-        loading, warming_up = self.named["data"], self.named["warm-up"]
-        when["warm-up"] = both(idle, warming_up)
-        when["data"] = without(both(idle, loading), warming_up)
-        when["host"] = without(idle, joined(loading, warming_up))
-        return IdleTime(when, np.zeros(len(self.trace.calls), np.int64))
+        causes: tuple[NamedCause, ...] = ("warm-up", "data")
+        for cause in causes:
+            when[cause], rest = both(rest, self.named[cause]), without(rest, self.named[cause])
+        return IdleTime(when | {"host": rest}, np.zeros(len(self.trace.calls), np.int64))
 
     @cached_property
     def stalls(self) -> Intervals:
         """These are stretches of the host's own idle time, far longer than usual."""
-        own, least_ns = self.idle.when["host"], WORTH_A_LINE * step_ns(self.recorded, self.bounds)
-        return unusual(own, max(least_ns, self.dispatch_ns + 1), few=QUARTILES * max(len(self.recorded.steps), 1))
+        steps = max(len(self.recorded.steps), 1)
+        least_ns = max(WORTH_A_LINE * self.time.total / steps, self.dispatch_ns + 1)
+        return unusual(self.idle.when["host"], least_ns, few=QUARTILES * steps)
 
     @cached_property
     def python(self) -> Intervals:
@@ -268,7 +261,7 @@ class OnHost:
         """Returns these operators and those that they call to prepare their work, which are views, allocations and conversions of a number."""
         nesting, found = self.links.nesting, rows.copy()
         helps = self.with_name(lambda name: name.kernel_class in ("other", "copy"))
-        for level in list(nesting.levels())[1:]:
+        for level in nesting.levels()[1:]:
             found[level] |= helps[level] & found[nesting.parent[level]]
         return found
 
@@ -282,9 +275,8 @@ class OnHost:
 
     def around(self, rows: Mask) -> int:
         """Returns the own time of the ranges around operators, in which the Python is that calls them."""
-        parent = self.links.nesting.parent[rows]
-        around = distinct(parent[(parent >= 0) & ~rows[np.maximum(parent, 0)]])
-        return int(self.own_ns[around].sum())
+        parent = distinct(self.links.nesting.parent[rows])
+        return int(self.own_ns[parent[(parent >= 0) & ~rows[parent]]].sum())
 
     def python_beside(self, rows: Mask) -> int:
         """Returns how much of the Python between operators is right before or behind one of these, or what does little but call it."""
@@ -298,9 +290,9 @@ class OnHost:
     @cached_property
     def dispatch_ns(self) -> int:
         """This is what an operator takes at most to be found and entered, as those show that compute nothing."""
-        computes_nothing = self.with_name(lambda name: name.kernel_class == "other")
-        calls = self.own_ns[computes_nothing & (self.own_ns > 0)]
-        return usual(calls if len(calls) >= QUARTILES else self.idle.when["host"].end - self.idle.when["host"].start)
+        calls = self.own_ns[self.with_name(lambda name: name.kernel_class == "other") & (self.own_ns > 0)]
+        own = self.idle.when["host"]
+        return usual(calls if len(calls) >= QUARTILES else own.end - own.start)
 
     @cached_property
     def call_ns(self) -> int:
@@ -312,15 +304,15 @@ class OnHost:
     def _alike(self) -> Ints:
         """The number of an operator is the same for all of one name and shape."""
         operators = self.trace.operators
-        key = operators.name.astype(np.int64) * (len(self.trace.shapes) + 1) + operators.shape + 1
-        found: Ints = np.unique(key, return_inverse=True)[1]
+        found: Ints = np.unique(
+            operators.name * np.int64(len(self.trace.shapes) + 1) + operators.shape, return_inverse=True
+        )[1]
         return found
 
     @cached_property
     def is_work(self) -> Mask:
         """Operators that usually take longer than calling one takes."""
-        order = np.lexsort((self.own_ns, self._alike))
-        calls = np.bincount(self._alike)
+        order, calls = np.lexsort((self.own_ns, self._alike)), np.bincount(self._alike)
         middle = self.own_ns[order[np.cumsum(calls) - (calls + 1) // 2]]
         found: Mask = (middle > self.call_ns)[self._alike]
         return found & ~self.views
@@ -335,12 +327,11 @@ class OnHost:
         """True for operators whose data is in a processor's first cache and which multiply no matrices: computing them takes
         less time than calling them. Only known where shapes were recorded."""
         operators, trace = self.trace.operators, self.trace
-        _, first = np.unique(self._alike, return_index=True)
+        first = np.unique(self._alike, return_index=True)[1]
         pairs = zip(operators.name[first].tolist(), operators.shape[first].tolist(), strict=True)
         works = [work_of(trace.names[name], trace.shapes[shape]) if shape >= 0 else None for name, shape in pairs]
         little = [work is not None and not work.flops and work.bytes <= FIRST_CACHE_BYTES for work in works]
-        found: Mask = np.array(little, np.bool_)[self._alike]
-        return found
+        return np.array(little, np.bool_)[self._alike]
 
     @cached_property
     def calling(self) -> int:
@@ -348,7 +339,7 @@ class OnHost:
         take longer only what calling them takes."""
         inside = ~self.reading.holds(self.trace.operators.start)
         most = np.where(self.is_little | self.views, self.own_ns, self.call_ns)
-        called, taken = (np.bincount(self._alike, np.where(inside, each, 0)) for each in (most, self.own_ns))
+        called, taken = (np.bincount(self._alike, each * inside) for each in (most, self.own_ns))
         return int(np.minimum(taken, called).sum())
 
     @cached_property
@@ -365,9 +356,10 @@ class OnHost:
         reads = self.numbers_read & on_main
         computed = np.sort(operators.end[self.is_work & on_main & ~self.with_helpers(reads)])
         read = union(operators.start[reads], operators.end[reads])
-        since = np.append(self.bounds[0], computed)[np.searchsorted(computed, read.start, side="right")]
+        start = int(self.time.start[0]) if len(self.time) else 0
+        since = np.append(start, computed)[np.searchsorted(computed, read.start, side="right")]
         before = without(union(np.minimum(since, read.start), read.end), self.stalls)
-        return both(joined(read, before), all_time(self.bounds))
+        return both(joined(read, before), self.time)
 
     def longest(self, rows: Mask) -> str:
         return _longest(self.trace, self.trace.operators.name[rows], self.own_ns[rows])

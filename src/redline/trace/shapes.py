@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -79,37 +80,28 @@ def tensors_of(shape: Shape) -> list[Tensor]:
 @lru_cache(maxsize=65536)
 def _inputs(shape: Shape) -> tuple[tuple[Tensor, ...], ...]:
     """For each argument its tensors; none for other arguments."""
-    try:
-        dims = msgspec.json.decode(shape.dims.encode(), type=list[Any])
-        types = msgspec.json.decode(shape.types.encode(), type=list[Any])
-    except (msgspec.DecodeError, RecursionError):
-        return ()
+    dims, types = _list(shape.dims, Any), _list(shape.types, Any)
     found: list[tuple[Tensor, ...]] = []
-    for number, one in enumerate(dims[:_MOST_TENSORS]):
-        dtype = types[number] if number < len(types) and isinstance(types[number], str) else ""
-        if _is_dims(one) and bytes_of_type(dtype):
-            found.append((Tensor(tuple(one), dtype),) if one else ())
-        elif isinstance(one, list) and dtype == "TensorList":
-            listed = [each for each in one[:_MOST_TENSORS] if _is_dims(each) and each]
-            # A list says nothing of its elements' types; optimizers keep weights and their state in fp32.
-            found.append(tuple(Tensor(tuple(each), "float") for each in listed))
-        else:
-            found.append(())
+    for one, dtype in zip_longest(dims[:_MOST_TENSORS], types[: len(dims)], fillvalue=""):
+        # A list says nothing of its elements' types; optimizers keep weights and their state in fp32.
+        is_list = isinstance(one, list) and dtype == "TensorList"
+        known = "float" if is_list else dtype if isinstance(dtype, str) and bytes_of_type(dtype) else ""
+        listed = [sizes for sizes in (one[:_MOST_TENSORS] if is_list else [one]) if known and _is_dims(sizes)]
+        found.append(tuple(Tensor(tuple(sizes), known) for sizes in listed))
     return tuple(found)
 
 
-def _is_dims(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_DIMENSION for size in value
-    )
-
-
-@lru_cache(maxsize=65536)
-def _values(shape: Shape) -> tuple[str, ...]:
+def _list(text: str, kind: Any) -> list[Any]:
     try:
-        return tuple(msgspec.json.decode(shape.values.encode(), type=list[str])) if shape.values else ()
+        return msgspec.json.decode(text.encode(), type=list[kind]) if text else []
     except (msgspec.DecodeError, RecursionError):
-        return ()
+        return []
+
+
+def _is_dims(value: Any) -> TypeGuard[list[int]]:
+    """True for the sizes of a tensor; a number has none."""
+    sizes = value if isinstance(value, list) else []
+    return bool(sizes) and all(type(size) is int and 0 <= size <= LARGEST_DIMENSION for size in sizes)
 
 
 Inputs = Sequence[Sequence[Tensor]]
@@ -118,48 +110,35 @@ Formula = Callable[[Inputs, Values], tuple[int, int]]
 """It maps an operator's inputs to its FLOPs and the elements of its output."""
 
 
+@lru_cache(maxsize=65536)
 def work_of(name: str, shape: Shape) -> OperatorWork | None:
     """None where the shapes do not tell: no tensors among the inputs, or an operator whose output is not known."""
-    inputs = _inputs(shape)
-    tensors = [tensor for one in inputs for tensor in one]
-    if not tensors:
-        return None
-    kind, formula = _formula(name)
-    if formula is None:
+    inputs, tensors = _inputs(shape), tensors_of(shape)
+    plain = name.rpartition("::")[2].rstrip("_")
+    kind = class_of(name)
+    if (known := _FORMULAS.get(plain)) is not None:
+        kind, formula = known
+    elif name.startswith("triton_"):
+        formula = _everything_once
+    elif "softmax" in plain:
+        formula = _like_first
+    elif (by_class := _BY_CLASS.get(kind)) is not None:
+        formula = by_class
+    else:
         return None
     try:
-        flops, output = formula(inputs, _values(shape))
-    except (IndexError, ValueError, ZeroDivisionError):
+        flops, output = formula(inputs, _list(shape.values, str))
+        first = next((one for one in tensors if number_format(one.dtype).startswith(("fp", "bf"))), tensors[0])
+    except (IndexError, ValueError, ZeroDivisionError, StopIteration):
         return None
-    first = next((tensor for tensor in tensors if number_format(tensor.dtype).startswith(("fp", "bf"))), tensors[0])
-    read = _read(name, kind, tensors)
-    return OperatorWork(
-        kind=kind,
-        number_format=number_format(first.dtype),
-        flops=flops,
-        bytes=read + output * (bytes_of_type(first.dtype) or 0),
-    )
-
-
-def _read(name: str, kind: KernelClass, tensors: list[Tensor]) -> int:
-    """Only those rows of an embedding table that are looked up are read."""
+    read = sum(tensor.bytes for tensor in tensors)
     if kind == "embedding" and len(tensors) > 1 and len(tensors[0].dims) == 2:
-        rows = tensors[1].elements
-        return tensors[1].bytes + rows * tensors[0].dims[1] * (bytes_of_type(tensors[0].dtype) or 0)
-    if name.rstrip("_").endswith("copy") and len(tensors) > 1:
-        return tensors[1].bytes  # the first is what is written
-    return sum(tensor.bytes for tensor in tensors)
-
-
-def _formula(name: str) -> tuple[KernelClass, Formula | None]:
-    plain = name.rpartition("::")[2].rstrip("_")
-    for kind, rule, formula in _FORMULAS:
-        if rule.search(plain):
-            return kind, formula
-    kind = class_of(name)
-    if name.startswith("triton_"):
-        return kind, _everything_once
-    return kind, _BY_CLASS.get(kind)
+        # Only those rows of the table that are looked up are read.
+        read += tensors[1].elements * tensors[0].bytes // max(tensors[0].dims[0], 1) - tensors[0].bytes
+    elif plain.endswith("copy") and len(tensors) > 1:
+        read = tensors[1].bytes  # the first is what is written
+    moved = read + output * (bytes_of_type(first.dtype) or 0)
+    return OperatorWork(kind=kind, number_format=number_format(first.dtype), flops=flops, bytes=moved)
 
 
 def _matmul(first: int, second: int, added: bool = False) -> Formula:
@@ -173,7 +152,7 @@ def _matmul(first: int, second: int, added: bool = False) -> Formula:
     return formula
 
 
-def _convolution(order: str) -> Formula:
+def _convolution(order: str, *, transposed: bool = False) -> Formula:
     """`order`: the lists among its arguments as they follow each other, which differs from backend to backend."""
 
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
@@ -181,17 +160,19 @@ def _convolution(order: str) -> Formula:
         spatial, lists = len(weight) - 2, [index for index, value in enumerate(values) if value.startswith("[")]
         if spatial < 1 or len(data) != len(weight) or not lists:
             raise ValueError("strides are not known")
-        given = {name: re.findall(r"-?\d+", values[index]) for name, index in zip(order.split(), lists, strict=False)}
+        given = dict(
+            zip(order.split(), ([int(size) for size in re.findall(r"-?\d+", values[at])] for at in lists), strict=False)
+        )
         options = []
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
-            numbers = [int(number) for number in given.get(name, [])]
-            options.append(numbers if len(numbers) == spatial else (numbers or [usual]) * spatial)
+            sizes = given.get(name) or [usual]
+            options.append(sizes if len(sizes) == spatial else sizes[:1] * spatial)
         along = list(zip(data[2:], weight[2:], *options, strict=True))
-        if "True" not in values[: lists[-1]] and not order.startswith("padding output_padding"):
+        if not transposed and "True" not in values[: lists[-1]]:
             sizes = [(size + 2 * pad - dil * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, dil, _ in along]
             output = data[0] * weight[0] * math.prod(sizes)
             return convolution_flops(output, weight), output
-        # It is transposed: every input value meets every weight of its channel.
+        # Every input value meets every weight of its channel.
         sizes = [
             (size - 1) * step - 2 * pad + dil * (kernel - 1) + more + 1 for size, kernel, step, pad, dil, more in along
         ]
@@ -205,16 +186,15 @@ def _convolution_backward(inputs: Inputs, values: Values) -> tuple[int, int]:
     """Counts as many products for each gradient that is wanted as there are forward."""
     gradient, data, weight = (inputs[index][0].dims for index in range(3))
     wanted = re.findall(r"True|False", values[10]) if len(values) > 10 else ["True", "True"]
-    is_transposed = len(values) > 7 and values[7] == "True"
-    once = convolution_flops(math.prod(data if is_transposed else gradient), weight)
-    gradients = (("True" in wanted[:1]) * math.prod(data), ("True" in wanted[1:2]) * math.prod(weight))
-    return once * sum(1 for size in gradients if size), sum(gradients)
+    once = convolution_flops(math.prod(data if values[7:8] == ["True"] else gradient), weight)
+    gradients = [math.prod(sizes) for sizes, asked in zip((data, weight), wanted, strict=False) if asked == "True"]
+    return once * len(gradients), sum(gradients)
 
 
 def _attention(first: int, *, heads_first: bool, causal: int, backward: bool = False) -> Formula:
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
         query, key, value = (inputs[first + index][0].dims for index in range(3))
-        is_causal = causal < len(values) and values[causal] in ("True", "1", "2")
+        is_causal = values[causal : causal + 1] in (["True"], ["1"], ["2"])
         outputs = sum(map(math.prod, (query, key, value) if backward else (query,)))
         return attention_flops(query, key, value, heads_first=heads_first, causal=is_causal, backward=backward), outputs
 
@@ -244,39 +224,42 @@ def _looked_up(inputs: Inputs, values: Values) -> tuple[int, int]:
     return 0, indices.elements * table.dims[-1]
 
 
-_RULES: tuple[tuple[KernelClass, str, Formula], ...] = (
-    ("matmul", r"^(mm|bmm|mv|_scaled_mm|dot)$", _matmul(0, 1)),
-    ("matmul", r"^(addmm|baddbmm|_addmm_activation|addmv)$", _matmul(1, 2, added=True)),
-    ("convolution", r"^_?convolution(_overrideable)?$", _convolution("stride padding dilation output_padding")),
-    ("convolution", r"^(cudnn|miopen|mkldnn)_(depthwise_)?convolution$", _convolution("padding stride dilation")),
-    ("convolution", r"_convolution_transpose$", _convolution("padding output_padding stride dilation")),
-    (
-        "convolution",
-        r"^(_slow_conv\dd_forward|thnn_conv2d|slow_conv3d_forward|_conv_depthwise2d)$",
-        _convolution("kernel stride padding dilation"),
+_BY_NAMES: dict[str, tuple[KernelClass, Formula]] = {
+    "mm bmm mv _scaled_mm dot": ("matmul", _matmul(0, 1)),
+    "addmm baddbmm _addmm_activation addmv": ("matmul", _matmul(1, 2, added=True)),
+    "convolution _convolution convolution_overrideable": (
+        "convolution", _convolution("stride padding dilation output_padding"),
     ),
-    ("convolution", r"^convolution_backward(_overrideable)?$", _convolution_backward),
-    ("attention", r"^_?flash_att(n|ention)_forward$", _attention(0, heads_first=False, causal=8)),
-    ("attention", r"^_?flash_att(n|ention)_backward$", _attention(1, heads_first=False, causal=11, backward=True)),
-    ("attention", r"^_efficient_attention_forward$", _attention(0, heads_first=False, causal=9)),
-    ("attention", r"^_efficient_attention_backward$", _attention(1, heads_first=False, causal=14, backward=True)),
-    ("attention", r"^_cudnn_attention_forward$", _attention(0, heads_first=True, causal=10)),
-    ("attention", r"_cudnn_attention_backward$", _attention(1, heads_first=True, causal=14, backward=True)),
-    ("attention", r"^_scaled_dot_product_(efficient|cudnn)_attention$", _attention(0, heads_first=True, causal=6)),
-    ("attention", r"^_scaled_dot_product_flash_attention$", _attention(0, heads_first=True, causal=4)),
-    (
-        "attention",
-        r"^_scaled_dot_product_(flash|efficient)_attention_backward$",
-        _attention(1, heads_first=True, causal=11, backward=True),
+    "cudnn_convolution miopen_convolution miopen_depthwise_convolution mkldnn_convolution": (
+        "convolution", _convolution("padding stride dilation"),
     ),
-    ("norm", r"(layer|batch|group|rms)_norm\w*backward", _like_first),
-    ("norm", r"(layer|batch|group|rms)_norm", _like_first),
-    ("embedding", r"^(embedding|index_select)$", _looked_up),
-    ("copy", r"^cat$", _like_all),
-    ("copy", r"^(copy|clone|_to_copy|contiguous)$", _like_first),
-    ("reduction", r"softmax", _like_first),
-)
-_FORMULAS = tuple((kind, re.compile(rule), formula) for kind, rule, formula in _RULES)
+    "cudnn_convolution_transpose miopen_convolution_transpose": (
+        "convolution", _convolution("padding output_padding stride dilation", transposed=True),
+    ),
+    "_slow_conv2d_forward thnn_conv2d slow_conv3d_forward _conv_depthwise2d": (
+        "convolution", _convolution("kernel stride padding dilation"),
+    ),
+    "convolution_backward convolution_backward_overrideable": ("convolution", _convolution_backward),
+    "_flash_attention_forward": ("attention", _attention(0, heads_first=False, causal=8)),
+    "_flash_attention_backward": ("attention", _attention(1, heads_first=False, causal=11, backward=True)),
+    "_efficient_attention_forward": ("attention", _attention(0, heads_first=False, causal=9)),
+    "_efficient_attention_backward": ("attention", _attention(1, heads_first=False, causal=14, backward=True)),
+    "_cudnn_attention_forward": ("attention", _attention(0, heads_first=True, causal=10)),
+    "_cudnn_attention_backward _scaled_dot_product_cudnn_attention_backward": (
+        "attention", _attention(1, heads_first=True, causal=14, backward=True),
+    ),
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention": (
+        "attention", _attention(0, heads_first=True, causal=6),
+    ),
+    "_scaled_dot_product_flash_attention": ("attention", _attention(0, heads_first=True, causal=4)),
+    "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward": (
+        "attention", _attention(1, heads_first=True, causal=11, backward=True),
+    ),
+    "embedding index_select": ("embedding", _looked_up),
+    "cat": ("copy", _like_all),
+    "copy clone _to_copy contiguous": ("copy", _like_first),
+}  # fmt: skip
+_FORMULAS = {name: known for names, known in _BY_NAMES.items() for name in names.split()}
 _BY_CLASS: dict[KernelClass, Formula] = {
     "elementwise": _like_largest,
     "norm": _like_first,

@@ -1,11 +1,10 @@
-"""The tables of a trace by name: kernels (like `rocprof --stats`), classes, copies, operators, and memory over time."""
+"""The tables of a trace by name: kernels (like `rocprof --stats`), classes, copies and operators."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ from redline.model.fields import Frozen
 from redline.trace.columns import UNKNOWN, Ints, Mask, Trace, Work
 from redline.trace.intervals import distinct, seconds, summed
 from redline.trace.links import Links
-from redline.trace.names import CLASSES, KernelClass, class_of, label_of, short_name
+from redline.trace.names import CLASSES, KernelClass, class_of, short_name
 
 # Kernels and classes
 
@@ -34,14 +33,9 @@ class NamedTime(msgspec.Struct, frozen=True, gc=False):
         """Returns the calls of both, under the name of the first."""
         lows = [value for value in (self.min_ns, other.min_ns) if value is not None]
         highs = [value for value in (self.max_ns, other.max_ns) if value is not None]
-        return NamedTime(
-            name=self.name,
-            calls=self.calls + other.calls,
-            total_ns=self.total_ns + other.total_ns,
-            min_ns=min(lows, default=None),
-            max_ns=max(highs, default=None),
-            bytes=None if self.bytes is None or other.bytes is None else self.bytes + other.bytes,
-        )
+        moved = None if self.bytes is None or other.bytes is None else self.bytes + other.bytes
+        calls, total_ns = self.calls + other.calls, self.total_ns + other.total_ns
+        return NamedTime(self.name, calls, total_ns, min(lows, default=None), max(highs, default=None), moved)
 
 
 class KernelRow(Frozen, gc=False, rename={"kernel_class": "class"}):
@@ -80,41 +74,31 @@ class Direction(Frozen):
     """True if all of them ran on streams on which no kernel ran."""
 
 
-def times_by_name(traces: Sequence[Trace], kinds: Iterable[Work]) -> list[NamedTime]:
-    """Over all traces, in the order in which the names were first met: what reads them all goes through memory in order."""
-    wanted = [int(kind) for kind in kinds]
-    return _added_up(time for trace in traces for time in _times_of(trace, wanted))
-
-
-def _added_up(times: Iterable[NamedTime]) -> list[NamedTime]:
+def added_up(times: Iterable[NamedTime]) -> list[NamedTime]:
+    """One row for each name, longest first."""
     sums: dict[str, NamedTime] = {}
     for time in times:
         sums[time.name] = sums[time.name].plus(time) if time.name in sums else time
-    return list(sums.values())
+    return sorted(sums.values(), key=lambda time: (-time.total_ns, time.name))
 
 
-def added_up(times: Iterable[NamedTime]) -> list[NamedTime]:
-    """One row for each name, longest first."""
-    return sorted(_added_up(times), key=lambda time: (-time.total_ns, time.name))
+def times_by_name(traces: Iterable[Trace], *kinds: Work) -> list[NamedTime]:
+    """The device work of these kinds, over all traces."""
+    return added_up(time for trace in traces for time in _times_of(trace, np.isin(trace.work.kind, kinds)))
 
 
-def _times_of(trace: Trace, kinds: list[int]) -> Iterator[NamedTime]:
-    rows = np.flatnonzero(np.isin(trace.work.kind, kinds))
-    if not len(rows):
+def _times_of(trace: Trace, wanted: Mask) -> Iterator[NamedTime]:
+    rows = np.flatnonzero(wanted)
+    work = trace.work.only(rows[np.argsort(trace.work.name[rows], kind="stable")])
+    begins = np.flatnonzero(np.diff(work.name, prepend=UNKNOWN))
+    if not len(begins):
         return
-    rows = rows[np.argsort(trace.work.name[rows], kind="stable")]
-    name, duration, size = trace.work.name[rows], trace.work.duration[rows], trace.work.bytes[rows]
-    begins = np.flatnonzero(np.concatenate(([True], name[1:] != name[:-1])))
-    columns = [
-        name[begins],
-        np.diff(np.concatenate((begins, [len(name)]))),
-        *(reduce.reduceat(duration, begins) for reduce in (np.add, np.minimum, np.maximum)),
-        *(reduce.reduceat(size, begins) for reduce in (np.add, np.minimum)),
-    ]
-    for number, calls, total, shortest, longest, moved, least in zip(
-        *(column.tolist() for column in columns), strict=True
-    ):
-        yield NamedTime(trace.names[number], calls, total, shortest, longest, moved if least >= 0 else None)
+    calls = np.diff(np.append(begins, len(work)))
+    total, low, high = (reduce.reduceat(work.duration, begins) for reduce in (np.add, np.minimum, np.maximum))
+    moved, least = (reduce.reduceat(work.bytes, begins) for reduce in (np.add, np.minimum))
+    columns = (work.name[begins], calls, total, low, high, moved, least)
+    for name, count, total, low, high, size, smallest in zip(*(column.tolist() for column in columns), strict=True):
+        yield NamedTime(trace.names[name], count, total, low, high, size if smallest >= 0 else None)
 
 
 def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
@@ -127,7 +111,7 @@ def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
             kernel_class=class_of(time.name),
             calls=time.calls,
             total_s=seconds(time.total_ns),
-            mean_s=seconds(time.total_ns / time.calls) if time.calls else 0.0,
+            mean_s=seconds(time.total_ns / max(time.calls, 1)),
             min_s=None if time.min_ns is None else seconds(time.min_ns),
             max_s=None if time.max_ns is None else seconds(time.max_ns),
             share=time.total_ns / whole,
@@ -159,33 +143,33 @@ def most_of_the_time(rows: Sequence[KernelRow], share: float) -> int:
 
 def copy_rows(traces: Sequence[Trace]) -> list[Direction]:
     """Copies and fills by direction, with the bandwidth where every copy tells its size."""
-    device_ns = sum(int(trace.work.duration.sum()) for trace in traces)
-    kinds: tuple[tuple[Work, Literal["copy", "fill"]], ...] = ((Work.COPY, "copy"), (Work.FILL, "fill"))
+    device_s = seconds(sum(int(trace.work.duration.sum()) for trace in traces))
     beside_kernels = {name for trace in traces for name in _on_streams_of_kernels(trace)}
-    rows = [
-        Direction(
-            name=time.name,
-            kind=label,
-            calls=time.calls,
-            total_s=seconds(time.total_ns),
-            share=time.total_ns / device_ns if device_ns else 0.0,
-            bytes=time.bytes,
-            bytes_per_s=time.bytes / seconds(time.total_ns) if time.bytes is not None and time.total_ns else None,
-            is_apart=time.name not in beside_kernels,
-        )
-        for kind, label in kinds
-        for time in times_by_name(traces, [kind])
-    ]
+    kinds: tuple[tuple[Work, Literal["copy", "fill"]], ...] = ((Work.COPY, "copy"), (Work.FILL, "fill"))
+    rows = []
+    for kind, label in kinds:
+        for time in times_by_name(traces, kind):
+            total_s = seconds(time.total_ns)
+            rows.append(
+                Direction(
+                    name=time.name,
+                    kind=label,
+                    calls=time.calls,
+                    total_s=total_s,
+                    share=total_s / device_s if device_s else 0.0,
+                    bytes=time.bytes,
+                    bytes_per_s=time.bytes / total_s if time.bytes is not None and total_s else None,
+                    is_apart=time.name not in beside_kernels,
+                )
+            )
     return sorted(rows, key=lambda row: -row.total_s)
 
 
 def _on_streams_of_kernels(trace: Trace) -> set[str]:
     """Returns the names of copies and fills that share a stream with kernels."""
     work = trace.work
-    queues = (work.device.astype(np.int64) << 32) ^ work.stream.astype(np.int64)
-    kernels = work.kind == Work.KERNEL
-    rows = ~kernels & np.isin(queues, queues[kernels])
-    return {trace.names[number] for number in distinct(work.name[rows]).tolist()}
+    queues, kernels = (work.device.astype(np.int64) << 32) ^ work.stream, work.kind == Work.KERNEL
+    return {trace.names[name] for name in distinct(work.name[~kernels & np.isin(queues, queues[kernels])]).tolist()}
 
 
 # Operators
@@ -208,26 +192,23 @@ class OperatorRow(Frozen):
     cpu_allocated_bytes: int
     device_allocated_bytes: int
     """It and those it called took so much from the allocator, given back or not; 0 if memory was not recorded."""
-    dims: str | None = None
-    """Input shapes, in a table by shape."""
-    types: str | None = None
     source: OperatorSource = "operator"
     device_share: float = 0.0
     """What it launched itself has this share of all device time; over all rows the shares add up to 1."""
 
 
-Key = tuple[str, str | None, str | None, OperatorSource]
+Key = tuple[str, OperatorSource]
 
 
-def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[OperatorRow]:
+def operator_rows(links: Sequence[Links]) -> list[OperatorRow]:
     """Over all traces; most device time first, then most host time."""
-    merged: dict[Key, Ints] = {}
-    for each in links:
-        for key, sums in (*_without_operator(each), *_by_operator(each, by_shape)):
+    merged: dict[Key, Any] = {}
+    for one in links:
+        for key, sums in (*_without_operator(one), *_by_operator(one)):
             merged[key] = merged.get(key, 0) + sums
     whole = int(sum(sums[3] for sums in merged.values())) or 1
     rows = []
-    for (name, dims, types, source), sums in merged.items():
+    for (name, source), sums in merged.items():
         calls, *times, cpu_bytes, device_bytes = sums.tolist()
         own, total, device_own, device_total = map(seconds, times)
         rows.append(
@@ -240,8 +221,6 @@ def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[Ope
                 device_total_s=device_total,
                 cpu_allocated_bytes=cpu_bytes,
                 device_allocated_bytes=device_bytes,
-                dims=dims,
-                types=types,
                 source=source,
                 device_share=times[2] / whole,
             )
@@ -275,31 +254,24 @@ def _without_operator(links: Links) -> Iterator[tuple[Key, Ints]]:
         if rows.any():
             calls = distinct(links.call[rows & launched])
             device, host = int(trace.work.duration[rows].sum()), int(trace.calls.duration[calls].sum())
-            yield (name, None, None, source), np.array([len(calls) or rows.sum(), host, host, device, device, 0, 0])
+            yield (name, source), np.array([len(calls) or rows.sum(), host, host, device, device, 0, 0])
 
 
-def _by_operator(links: Links, by_shape: bool) -> Iterator[tuple[Key, Ints]]:
-    trace, nesting, operators = links.trace, links.nesting, links.trace.operators
-    if not len(operators):
+def _by_operator(links: Links) -> Iterator[tuple[Key, Ints]]:
+    trace, nesting, operators, taken = links.trace, links.nesting, links.trace.operators, links.trace.allocations
+    count = len(operators)
+    if not count:
         return
     cpu_self, device_self = self_times(links)
-    owner = nesting.around(trace.allocations.thread, trace.allocations.at)
-    taken = (trace.allocations.bytes > 0) & (owner != UNKNOWN)  # frees are not counted
-    took = [taken & (trace.allocations.on_device == on_device) for on_device in (0, 1)]
-    sizes = [summed(owner[rows], trace.allocations.bytes[rows], len(operators)) for rows in took]
-    outermost = np.ones(len(operators), np.int64)
-    outermost[nesting.repeats(operators.name)] = 0
-    columns = [np.ones(len(operators), np.int64), cpu_self, operators.duration * outermost, device_self]
-    columns += [nesting.with_all_inside(inside) * outermost for inside in (device_self, *sizes)]
-    shape = operators.shape.astype(np.int64) + 1 if by_shape else np.zeros(len(operators), np.int64)
-    shapes = len(trace.shapes) + 1
-    groups, row = np.unique(operators.name.astype(np.int64) * shapes + shape, return_inverse=True)
-    sums = np.stack([summed(row, column, len(groups)) for column in columns], axis=1)
-    for group, own in zip(groups.tolist(), sums, strict=True):
-        name, number = divmod(group, shapes)
-        known = trace.shapes[number - 1] if number else None
-        dims, types = (known.dims, known.types) if known is not None else (None, None)
-        yield (trace.names[name], dims, types, "operator"), own
+    owner = nesting.around(taken.thread, taken.at)
+    took = [(taken.bytes > 0) & (owner != UNKNOWN) & side for side in (taken.on_device <= 0, taken.on_device > 0)]
+    inside = [device_self, *(summed(owner[rows], taken.bytes[rows], count) for rows in took)]
+    outermost = ~nesting.has_namesake_around(operators.name)
+    columns = [np.ones(count, np.int64), cpu_self, operators.duration * outermost, device_self]
+    columns += [nesting.with_all_inside(values) * outermost for values in inside]
+    names, row = np.unique(operators.name, return_inverse=True)
+    for name, *own in zip(names.tolist(), *(summed(row, column, len(names)) for column in columns), strict=True):
+        yield (trace.names[name], "operator"), np.array(own)
 
 
 def forward_rows(links: Links) -> tuple[Ints, Ints]:
@@ -308,98 +280,10 @@ def forward_rows(links: Links) -> tuple[Ints, Ints]:
     numbered = operators.sequence >= 0
     forward = np.flatnonzero(numbered & (operators.forward_thread <= 0))
     backward = np.flatnonzero(numbered & (operators.forward_thread > 0))
-    if not len(forward) or not len(backward):
+    if not len(forward):
         return backward, np.full(len(backward), UNKNOWN, np.int64)
     # Operators that make no node carry the number of the next one: the last to carry it is the one that made it.
     order = forward[np.lexsort((operators.start[forward], operators.sequence[forward]))]
-    numbers = operators.sequence[order]
-    last = np.searchsorted(numbers, operators.sequence[backward], side="right") - 1
-    matches = (last >= 0) & (numbers[np.maximum(last, 0)] == operators.sequence[backward])
-    return backward, np.where(matches, order[np.maximum(last, 0)], UNKNOWN)
-
-
-# Memory
-
-STRETCHES = 240
-TOP = 5
-
-
-class Taken(Frozen):
-    """An operator took so much of the memory in use at the peak, as far as the trace saw it taken."""
-
-    operator: str
-    bytes: int
-
-
-class MemoryLine(Frozen):
-    """This is the memory of one device, or of the host, over the recorded time."""
-
-    label: str
-    on_device: bool
-    device: int
-    span_s: float
-    allocated: tuple[int, ...]
-    """This is the most in use in each of `STRETCHES` equal parts of the time; counted from 0 where earlier use is not known."""
-    peak_bytes: int
-    peak_at_s: float
-    at_peak: tuple[Taken, ...]
-    """Says which operators took what was in use then, the largest first."""
-
-
-def memory_lines(links: Sequence[Links]) -> Iterator[MemoryLine]:
-    for each in links:
-        taken = each.trace.allocations
-        for on_device in (1, 0):
-            for device in distinct(taken.device[taken.on_device == on_device]).tolist():
-                rows = np.flatnonzero((taken.on_device == on_device) & (taken.device == device))
-                yield _line(each, rows[np.argsort(taken.at[rows], kind="stable")], bool(on_device), device)
-
-
-def _line(links: Links, rows: Ints, on_device: bool, device: int) -> MemoryLine:
-    taken = links.trace.allocations
-    at, known = taken.at[rows] - taken.at[rows[0]], taken.allocated[rows]
-    used = np.maximum(known if (known >= 0).all() else np.cumsum(taken.bytes[rows]), 0)
-    peak = int(used.argmax())
-    # The most in use in each stretch; where nothing is written, what held before.
-    stretch = np.minimum(at * STRETCHES // max(int(at[-1]), 1), STRETCHES - 1)
-    last = np.searchsorted(stretch, np.arange(STRETCHES), side="left") - 1
-    most = np.where(last >= 0, used[np.maximum(last, 0)], 0)
-    np.maximum.at(most, stretch, used)
-    return MemoryLine(
-        label=f"{links.trace.label}, {f'device {device}' if on_device else 'host'}",
-        on_device=on_device,
-        device=device,
-        span_s=seconds(int(at[-1])),
-        allocated=tuple(most.tolist()),
-        peak_bytes=int(used[peak]),
-        peak_at_s=seconds(int(at[peak])),
-        at_peak=_at_peak(links, rows[: peak + 1]),
-    )
-
-
-def _at_peak(links: Links, rows: Ints) -> tuple[Taken, ...]:
-    """Allocations that were not given back before the peak: each free ends the latest allocation of its size."""
-    taken = links.trace.allocations
-    alive: dict[int, list[int]] = {}
-    for row, size in zip(rows.tolist(), taken.bytes[rows].tolist(), strict=True):
-        if size > 0:
-            alive.setdefault(size, []).append(row)
-        elif alive.get(-size):
-            alive[-size].pop()
-    left = np.array([row for several in alive.values() for row in several], np.int64)
-    owner = links.nesting.around(taken.thread[left], taken.at[left])
-    sums: Counter[str] = Counter()
-    for size, operator in zip(taken.bytes[left].tolist(), owner.tolist(), strict=True):
-        sums[_owner(links, operator)] += size
-    return tuple(Taken(operator=label_of(name), bytes=size) for name, size in sums.most_common(TOP))
-
-
-_ALLOCATES = ("aten::empty", "aten::resize_", "aten::zeros", "aten::full", "aten::ones")
-
-
-def _owner(links: Links, operator: int) -> str:
-    """The operator that wanted the memory, not the one that only makes an empty tensor for it."""
-    names, column, parent = links.trace.names, links.trace.operators.name, links.nesting.parent
-    while operator != UNKNOWN and parent[operator] != UNKNOWN and names[column[operator]].startswith(_ALLOCATES):
-        operator = int(parent[operator])
-    return names[column[operator]] if operator != UNKNOWN else "(outside any operator)"
+    last = np.searchsorted(operators.sequence[order], operators.sequence[backward], side="right") - 1
+    found = order[np.maximum(last, 0)]
+    return backward, np.where((last >= 0) & (operators.sequence[found] == operators.sequence[backward]), found, UNKNOWN)

@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 
 from redline.model.fields import Frozen
-from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace
+from redline.trace.columns import UNKNOWN, Ints, Mask
 from redline.trace.decode import MODULE_FRAME
+from redline.trace.host import STEP, joined_ranges, picked
 from redline.trace.intervals import seconds, summed
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.names import label_of
@@ -28,9 +29,7 @@ MODULE_PREFIX = "redline-module/"
 
 NodeKind = Literal["annotation", "module", "function", "operator", "all"]
 _KINDS: tuple[NodeKind, ...] = ("annotation", "module", "function", "operator")
-_STEP = re.compile(r"^ProfilerStep\s*#\d+$")
-_MODULE = re.compile(f"^{MODULE_FRAME}")
-_OWN_MODULE = re.compile(f"^{MODULE_PREFIX}")
+_MODULE = re.compile(f"^({MODULE_FRAME}|{MODULE_PREFIX})")
 
 LEAST_SHARE = 0.001
 """Share of host and device time: what takes less of both is left out of the tree; its time stays in what is around it."""
@@ -84,9 +83,9 @@ class PartRow(Frozen):
 def tree_of(links: Sequence[Links], least_share: float = LEAST_SHARE) -> TreeNode | None:
     """The tree of all traces together; None where nothing was recorded on the host."""
     root = _Node("all", "all")
-    for each in links:
-        if len(each.trace.operators) or len(each.trace.annotations) or len(each.trace.frames):
-            _add_trace(each, root, least_share)
+    for one in links:
+        if len(one.trace.operators) or len(one.trace.annotations) or len(one.trace.frames):
+            _add_trace(one, root, least_share)
     root.values[0] = len(links)
     return root.frozen()[1] if root.children else None
 
@@ -95,142 +94,104 @@ class _Node:
     """A node on its way: calls, and host, device and backward time of its own."""
 
     def __init__(self, name: str, kind: NodeKind) -> None:
-        self.name, self.kind, self.values = name, kind, [0, 0, 0, 0]
+        self.name, self.kind, self.values = name, kind, np.zeros(4, np.int64)
         self.children: dict[tuple[str, NodeKind], _Node] = {}
 
     def child(self, name: str, kind: NodeKind) -> _Node:
-        if (name, kind) not in self.children:
-            self.children[name, kind] = _Node(name, kind)
-        return self.children[name, kind]
-
-    def add(self, values: Sequence[int]) -> None:
-        self.values = [one + other for one, other in zip(self.values, values, strict=True)]
+        return self.children.setdefault((name, kind), _Node(name, kind))
 
     def frozen(self) -> tuple[list[int], TreeNode]:
         """Returns its times with everything inside it, and the node."""
-        below = [child.frozen() for child in self.children.values()]
-        below.sort(key=lambda one: (-one[0][2], -one[0][1], one[1].name))
-        totals = [own + sum(inner[at] for inner, _ in below) for at, own in enumerate(self.values)]
+        below = sorted(
+            (child.frozen() for child in self.children.values()), key=lambda one: (-one[0][2], -one[0][1], one[1].name)
+        )
+        totals = (self.values + np.sum([total for total, _ in below], axis=0, dtype=np.int64)).tolist()
         return totals, TreeNode(
             name=label_of(self.name),
             kind=self.kind,
-            calls=self.values[0],
+            calls=int(self.values[0]),
             host_s=seconds(totals[1]),
-            host_self_s=seconds(self.values[1]),
+            host_self_s=seconds(int(self.values[1])),
             device_s=seconds(totals[2]),
-            device_self_s=seconds(self.values[2]),
+            device_self_s=seconds(int(self.values[2])),
             backward_s=seconds(totals[3]),
             children=tuple(node for _, node in below),
         )
 
 
-def _add_trace(links: Links, root: _Node, least_share: float) -> None:
-    """Every range is one entry: annotations and frames first, operators from `first_operator` on."""
-    trace = links.trace
-    marks, frames, operators = trace.annotations, trace.frames, trace.operators
-    kept = np.flatnonzero(~matching(trace, marks, _STEP))
-    columns = {
-        name: np.concatenate((getattr(marks, name)[kept], getattr(frames, name), getattr(operators, name)))
-        for name in HostRanges.__dataclass_fields__
-    }
-    table, first_operator = HostRanges(**columns), len(kept) + len(frames)
-    modules = (
-        np.where(matching(trace, frames, _MODULE), 1, 2),
-        np.where(matching(trace, marks, _OWN_MODULE)[kept], 1, 0),
-    )
-    kind = np.concatenate((modules[1], modules[0], np.full(len(operators), 3)))
-    nesting = Nesting(table.thread, table.start, table.end)
-    parent, is_backward = _parents(links, nesting, kind, first_operator)
+def _add_trace(links: Links, root: _Node, least: float) -> None:
+    """Every range is one entry: annotations and frames first, then operators. Ranges at the same place in the program become
+    one node; what is too small to be told gives its time to what is around it."""
+    trace, calls = links.trace, links.trace.calls
+    marks = picked(trace.annotations, ~matching(trace, trace.annotations, STEP))
+    table, operators = joined_ranges(marks, trace.frames, trace.operators), len(marks) + len(trace.frames)
+    kind = np.full(len(table), _KINDS.index("operator"))
+    kind[:operators] = _KINDS.index("annotation")
+    kind[len(marks) : operators] = _KINDS.index("function")
+    kind[matching(trace, table, _MODULE) & (kind < _KINDS.index("operator"))] = _KINDS.index("module")
+    nesting = Nesting(table)
+    parent, is_backward = _parents(links, nesting, kind, operators)
     own = np.maximum(table.duration - nesting.children_sum(table.duration), 0)
     # The innermost range that each piece of work was launched from.
-    where = np.where(links.operator >= 0, links.operator + first_operator, UNKNOWN)
+    where = np.where(links.operator >= 0, links.operator + operators, UNKNOWN)
     rest = np.flatnonzero((where < 0) & links.is_launched)
-    called = links.call[rest]
-    where[rest] = nesting.around(trace.calls.thread[called], trace.calls.start[called])
+    where[rest] = nesting.around(calls.thread[links.call[rest]], calls.start[links.call[rest]])
     known = where >= 0
     device = summed(where[known], trace.work.duration[known], len(own))
-    root.add([0, 0, int(trace.work.duration[~known].sum()), 0])
-    values = np.stack((np.ones_like(own), own, device, np.where(is_backward, device, 0)), axis=1)
-    _add_places(root, trace, table.name, kind, nesting, parent, is_backward, values, least_share)
+    root.values[2] += int(trace.work.duration[~known].sum())
+    # Places are numbered level by level, forward before backward, so that parents come before their children.
+    place, names = np.full(len(table) + 1, UNKNOWN, np.int64), int(table.name.max(initial=0)) + 1
+    made, batches = [np.empty(0, np.int64)], [0]
+    for level in (level[side[level]] for side in (~is_backward, is_backward) for level in nesting.levels()):
+        keys = ((place[parent[level]] + 1) * names + table.name[level]) * len(_KINDS) + kind[level]
+        keys, which = np.unique(keys, return_inverse=True)
+        place[level] = which + batches[-1]
+        made.append(keys)
+        batches.append(batches[-1] + len(keys))
+    above, rest = np.divmod(np.concatenate(made), names * len(_KINDS))
+    above -= 1
+    columns = (np.ones_like(own), own, device, np.where(is_backward, device, 0))
+    values = np.stack([summed(place[:-1], column, batches[-1]) for column in columns], axis=1)
+    total, depth = values.copy(), np.zeros(batches[-1] + 1, np.int64)
+    levels = [np.arange(low, high) for low, high in pairwise(batches)]
+    for level in reversed(levels):
+        np.add.at(total, above[level[above[level] >= 0]], total[level[above[level] >= 0]])
+    for level in levels:
+        depth[level] = np.where(above[level] >= 0, depth[above[level]] + 1, 0)
+    share = (total[:, 1:3] / np.maximum(values[:, 1:3].sum(axis=0), 1)).max(axis=1, initial=0)
+    least = max(least, float(np.sort(share)[-MOST_NODES])) if len(share) > MOST_NODES else least
+    kept = (share >= least) & (depth[:-1] < DEEPEST_NODE)
+    values[~kept, 0] = 0
+    for level in reversed(levels):
+        small = level[~kept[level] & (above[level] >= 0)]
+        np.add.at(values, above[small], values[small])
+    root.values += values[~kept & (above < 0)].sum(axis=0)
+    nodes = {UNKNOWN: root}
+    for row in np.flatnonzero(kept).tolist():
+        number, sort = divmod(int(rest[row]), len(_KINDS))
+        nodes[row] = nodes.get(int(above[row]), root).child(trace.names[number], _KINDS[sort])
+        nodes[row].values += values[row]
 
 
-def _parents(links: Links, nesting: Nesting, kind: Ints, first_operator: int) -> tuple[Ints, Mask]:
+def _parents(links: Links, nesting: Nesting, kind: Ints, operators: int) -> tuple[Ints, Mask]:
     """Returns what each range stands under, and whether it is of the backward pass.
 
     A backward operator stands under the nearest module or annotation around its forward operator, if there is one.
     """
     parent, moved, is_backward = nesting.parent.copy(), *(np.zeros(len(kind), np.bool_) for _ in range(2))
-    backward, forward = forward_rows(links)
-    home, rows = forward + first_operator, backward + first_operator
-    for _ in range(int(nesting.depth.max(initial=0)) + 1):
-        inner = (home >= 0) & (kind[home] >= 2)
-        if not inner.any():
-            break
+    backward, home = (rows + operators for rows in forward_rows(links))
+    home[home < operators] = UNKNOWN
+    while (inner := (home >= 0) & (kind[home] >= _KINDS.index("function"))).any():
         home[inner] = nesting.parent[home[inner]]
     fits = home >= 0
-    parent[rows[fits]], moved[rows[fits]], is_backward[rows] = home[fits], True, True
-    for level in list(nesting.levels())[1:]:
+    parent[backward[fits]], moved[backward[fits]], is_backward[backward] = home[fits], True, True
+    for level in nesting.levels()[1:]:
         above = nesting.parent[level]
         # Inside one that has moved already: it comes along.
         again = moved[level] & is_backward[above]
         parent[level[again]] = above[again]
         is_backward[level] |= is_backward[above]
     return parent, is_backward
-
-
-def _add_places(
-    root: _Node,
-    trace: Trace,
-    name: Ids,
-    kind: Ints,
-    nesting: Nesting,
-    parent: Ints,
-    is_backward: Mask,
-    values: Ints,
-    least: float,
-) -> None:
-    """Ranges at the same place in the program become one node. What is too small to be told gives its time to what is around it.
-
-    Places are numbered level by level, forward before backward, so that parents come before their children.
-    """
-    place, names = np.full(len(parent), UNKNOWN, np.int64), int(name.max(initial=0)) + 1
-    made: list[Ints] = []
-    batches = [0]
-    for wanted in (~is_backward, is_backward):
-        for level in nesting.levels():
-            rows = level[wanted[level]]
-            if len(rows):
-                above = np.where(parent[rows] >= 0, place[parent[rows]], UNKNOWN)
-                keys, which = np.unique(
-                    ((above + 1) * names + name[rows]) * len(_KINDS) + kind[rows], return_inverse=True
-                )
-                place[rows] = which + batches[-1]
-                made.append(keys)
-                batches.append(batches[-1] + len(keys))
-    above, rest = np.divmod(np.concatenate([np.empty(0, np.int64), *made]), names * len(_KINDS))
-    above -= 1
-    own = np.stack([summed(place, column, batches[-1]) for column in values.T], axis=1)
-    total, depth = own.copy(), np.zeros(batches[-1], np.int64)
-    levels = [np.arange(low, high) for low, high in pairwise(batches)]
-    for level in reversed(levels):
-        inside = level[above[level] >= 0]
-        np.add.at(total, above[inside], total[inside])
-    for level in levels:
-        depth[level] = np.where(above[level] >= 0, depth[above[level]] + 1, 0)
-    share = (total[:, 1:3] / np.maximum(own[:, 1:3].sum(axis=0), 1)).max(axis=1)
-    if (share >= least).sum() > MOST_NODES:
-        least = float(np.sort(share)[-MOST_NODES])
-    kept = (share >= least) & (depth < DEEPEST_NODE)
-    own[~kept, 0] = 0
-    for level in reversed(levels):
-        small = level[~kept[level] & (above[level] >= 0)]
-        np.add.at(own, above[small], own[small])
-    root.add(own[~kept & (above < 0)].sum(axis=0).tolist())
-    nodes: dict[int, _Node] = {}
-    for row in np.flatnonzero(kept).tolist():
-        number, sort = divmod(int(rest[row]), len(_KINDS))
-        nodes[row] = nodes.get(int(above[row]), root).child(trace.names[number], _KINDS[sort])
-        nodes[row].add(own[row].tolist())
 
 
 def parts_of(tree: TreeNode | None) -> list[PartRow]:

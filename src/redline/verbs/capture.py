@@ -96,7 +96,6 @@ def profile_spec(
     workspace: Workspace,
     *,
     folder: Path | None = None,
-    by_shape: bool = False,
 ) -> Captured:
     """Time a few blocks, capture a trace, and diagnose it. A worker that fails raises `BenchError`."""
     (spec,) = workspace.checked([as_profiled(spec)])
@@ -115,7 +114,7 @@ def profile_spec(
         record = msgspec.structs.replace(
             record, trace=msgspec.structs.replace(record.trace, path=first, others=tuple(others))
         )
-    return Captured(_profile_of_record(record, workspace, by_shape=by_shape), record)
+    return Captured(_profile_of_record(record, workspace), record)
 
 
 def require_profiled(record: RunRecord) -> None:
@@ -124,11 +123,11 @@ def require_profiled(record: RunRecord) -> None:
         raise BenchError(failure.kind, f"{failure.stage}: {failure.told}", failure.traceback)
 
 
-def _profile_of_record(record: RunRecord, workspace: Workspace, *, by_shape: bool) -> Profile:
+def _profile_of_record(record: RunRecord, workspace: Workspace) -> Profile:
     assert record.trace is not None
     paths = [Path(each) for each in (record.trace.path, *record.trace.others)]
     traces = [read_trace(path) for path in paths if path.exists()]
-    return profile_of(traces, record, by_shape=by_shape, ceilings=workspace.ceilings_of([record])(record))
+    return profile_of(traces, record, ceilings=workspace.ceilings_of([record])(record))
 
 
 def _copied(path: Path, folder: Path) -> Path:
@@ -142,13 +141,13 @@ def _copied(path: Path, folder: Path) -> Path:
     return copy
 
 
-def read_profile(*sources: str | Path, by_shape: bool = False, workspace: Workspace | None = None) -> Profile:
+def read_profile(*sources: str | Path, workspace: Workspace | None = None) -> Profile:
     """A profile from trace files, from a folder of them, or from the id of a record that was captured here."""
     paths = [Path(source).expanduser() for source in sources]
     if len(paths) == 1 and not paths[0].exists() and re.fullmatch(r"[0-9a-f]{6,}", str(sources[0])):
         with use(workspace) as opened:
-            return _profile_of_record(_captured_record(str(sources[0]), opened), opened, by_shape=by_shape)
-    return profile_of(read_traces(paths), by_shape=by_shape)
+            return _profile_of_record(_captured_record(str(sources[0]), opened), opened)
+    return profile_of(read_traces(paths))
 
 
 def _captured_record(record_id: str, workspace: Workspace) -> RunRecord:

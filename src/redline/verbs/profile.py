@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -28,7 +29,7 @@ from redline.model.units import counted, printable
 from redline.model.work import MemoryCategory, MemoryRow
 from redline.search.grid import listed
 from redline.search.vendors import TOOLS, check_device, find_tool, profile_behind
-from redline.show.folder import open_in_browser, write_text
+from redline.show.folder import write_text
 from redline.show.page import page
 from redline.show.profile import kernel_csv, memory_figure, profile_page, step_figure
 from redline.show.result import Result
@@ -108,9 +109,6 @@ def profile(
         int | None, setting("Steps to capture. Default: 3, or what the tool needs.", least=1, most=MOST_ROWS)
     ] = None,
     stacks: Annotated[bool, setting("Record Python stacks too.")] = False,
-    by_shape: Annotated[
-        bool, setting("List operators separately by the shapes of their inputs.", group=OUTPUT)
-    ] = False,
     sort: Annotated[
         Sort | None, setting("Order of the operator table; memory also records allocations.", group=OUTPUT)
     ] = None,
@@ -119,7 +117,6 @@ def profile(
         Path | None,
         setting("Write the kernel table, laid out like rocprof --stats; on a CPU, operators.", group=OUTPUT),
     ] = None,
-    open_: Annotated[bool, setting("Write a page of the profile and open it.", option="--open", group=OUTPUT)] = False,
     workspace: Workspace | None = None,
     **settings: Any,
 ) -> ProfileResult:
@@ -131,51 +128,48 @@ def profile(
     words = [what] if isinstance(what, str | Path) or not isinstance(what, list | tuple) else list(what)
     traces = [word for word in words if isinstance(word, Path) or (isinstance(word, str) and is_trace(word))]
     models = [word for word in words if word not in traces]
-    capturing = {"recipe": recipes, "steps": steps, "tool": tool, "stacks": stacks, "out": out, **settings}
-    writing = {"csv": csv, "open": open_}
+    reading = {"trace": traces, "import": import_, "diff": diff}
+    showing = {"sort": sort, "csv": csv}
+    capturing = {"tool": tool, "steps": steps, "stacks": stacks, "out": out}
+    if memory:
+        tokens_and_ranks = {name: settings.get(name) for name in ("prompt", "new_tokens", "ranks")}
+        unused = {**capturing, **showing, **reading, **tokens_and_ranks}
+        _leave_out(unused, "--memory runs steps of models and traces nothing")
+    elif diff is not None and (words or import_):
+        raise UsageError("--diff takes two profiles and nothing else")
+    elif traces and models:
+        raise UsageError(f"{traces[0]} is a trace and {models[0]} a model: profile one of them")
+    elif reads := next(
+        (f"--{name}" if name != "trace" else str(given[0]) for name, given in reading.items() if given), ""
+    ):
+        own = {"recipe": "" if recipes == "baseline" else recipes, **capturing, **settings}
+        _leave_out(own, f"{reads} reads what was captured")
+        _leave_out(showing if diff is not None else {}, "--diff prints a comparison")
+    elif len(models) != 1:
+        raise UsageError("name one model, or trace files, or --diff A B")
+    elif len(listed(recipes)) > 1:
+        raise UsageError("a profile is of one recipe: 'redline profile --diff A B' compares two")
     with use(workspace) as opened:
+        record = None
         if memory:
-            tracing: dict[str, Any] = {
-                "steps": steps,
-                "tool": tool,
-                "stacks": stacks,
-                "out": out,
-                **writing,
-                "by_shape": by_shape,
-            }
-            tracing |= {"import": import_, "diff": diff, "trace": traces, "sort": sort}
-            tracing |= {name: settings.get(name) for name in ("prompt", "new_tokens", "ranks")}
-            _leave_out(tracing, "--memory runs steps of models and traces nothing")
             return _memory(models if len(models) != 1 else models[0], inputs, recipes, loss, settings, opened)
-        _refuse_mixtures(models, traces, diff, import_, recipes)
-        if reads := "--diff" if diff is not None else "--import" if import_ else str(traces[0]) if traces else "":
-            _leave_out(capturing, f"{reads} reads what was captured")
         if diff is not None:
-            _leave_out({**writing, "by_shape": by_shape}, "--diff prints a comparison")
             sides = (side if isinstance(side, Profile) else read_profile(side, workspace=opened) for side in diff)
             return diff_result(diff_profiles(*sides))
         if import_:
-            if by_shape:
-                _leave_out({"by_shape": by_shape}, "a table of kernels has no operators")
-            profiled, record = _imported([*import_, *words]), None
+            profiled = _imported([*import_, *words])
         elif traces:
-            profiled, record = read_profile(*traces, by_shape=by_shape, workspace=opened), None
+            profiled = read_profile(*traces, workspace=opened)
         else:
             spec, working = one_spec(opened, "a profile", models[0], inputs, recipes=recipes, loss=loss, **settings)
             if tool is not None:
                 profiled, record = _with_tool(spec, tool, working, steps, out)
             else:
                 request = ProfileRequest(path="", active=steps or DEFAULT_STEPS, memory=sort == "memory", stacks=stacks)
-                profiled, record = profile_spec(spec, request, working, folder=out, by_shape=by_shape)
-    result = result_of(profiled, record, sort)
+                profiled, record = profile_spec(spec, request, working, folder=out)
     if csv is not None:
         write_text(csv, kernel_csv(profiled))
-    if not open_:
-        return result
-    path = Path.cwd() / f"{_stem(profiled)}.profile.html"
-    write_text(path, result.to_html())
-    open_in_browser(path)
-    return replace(result, notes=(note("note", f"page: {path}"), *result.notes))
+    return result_of(profiled, record, sort)
 
 
 def is_trace(word: str) -> bool:
@@ -183,27 +177,13 @@ def is_trace(word: str) -> bool:
     if word == "-" or word.endswith((".json", ".json.gz")) or re.fullmatch(r"[0-9a-f]{6,}", word):
         return True
     path = Path(word).expanduser()
-    return (path.exists() and not path.is_dir()) or (path.is_dir() and os.sep in word)
-
-
-def _refuse_mixtures(models: Sequence[Any], traces: Sequence[Any], diff: Any, import_: Any, recipes: Any) -> None:
-    """A profile is captured, read, or compared with another."""
-    if diff is not None and (models or traces or import_):
-        raise UsageError("--diff takes two profiles and nothing else")
-    if traces and models:
-        raise UsageError(f"{traces[0]} is a trace and {models[0]} a model: profile one of them")
-    if not (traces or diff or import_):
-        if len(models) != 1:
-            raise UsageError("name one model, or trace files, or --diff A B")
-        if len(listed(recipes)) > 1:
-            raise UsageError("a profile is of one recipe: 'redline profile --diff A B' compares two")
+    return os.sep in word if path.is_dir() else path.exists()
 
 
 def _leave_out(options: Mapping[str, Any], why: str) -> None:
     """Refuse options that were given and would be ignored."""
-    for name, value in options.items():
-        if value and not (name == "recipe" and value == "baseline"):
-            raise UsageError(f"{why}: leave out --{name.replace('_', '-')}")
+    for name in (name for name, value in options.items() if value):
+        raise UsageError(f"{why}: leave out --{name.replace('_', '-')}")
 
 
 def _with_tool(
@@ -236,15 +216,9 @@ def _imported(sources: Sequence[str | Path]) -> Profile:
 def captured_lanes(profile: Profile) -> Lanes | None:
     """Returns the first trace of a profile as lanes of boxes; None where there is no trace file to read."""
     named = profile.capture.trace if profile.capture is not None else next(iter(profile.sources), None)
-    if not named or not Path(named).is_file() or not (profile.strips or profile.operators):
+    if not named or not Path(named).is_file() or not (profile.ranks or profile.operators):
         return None
     return lanes_of(read_traces([Path(named)])[0])
-
-
-def _stem(profile: Profile) -> str:
-    if profile.capture is not None:
-        return profile.capture.record_id if profile.ranks else f"{profile.capture.tool}-{profile.capture.record_id}"
-    return Path(profile.sources[0]).name.partition(".")[0] or "trace"
 
 
 # The fields of the profile's own rows are the figures that it shows, and their names carry the units.
@@ -255,7 +229,7 @@ UNITS = {
 }  # fmt: skip
 """The end of a field's name tells its unit."""
 HEADERS = {
-    "cpu_self_s": "host self", "cpu_total_s": "host total", "algorithm_bytes_per_s": "alg.", "bus_bytes_per_s": "bus",
+    "cpu_self_s": "host self", "cpu_total_s": "host total", "bus_bytes_per_s": "bus",
     "efficiency": "of the limit", "flops_per_s": "reached", "bytes_per_s": "bandwidth", "gain_bound": "at most",
     "device_share": "share", "short_share": "kernels of 10 µs or less", "exposed_communication_s": "exposed",
 }  # fmt: skip
@@ -334,16 +308,10 @@ def _headline(profile: Profile) -> Headline:
             figures={"whole": whole, "bound": label, "evidence": str(profile.bound.evidence)},
         )
     first = dict(cells(profile.findings[0]))
-    figures = {
-        "code": first["code"],
-        "saves": first["saves_s"],
-        "whole": whole,
-        "gain": first["gain_bound"],
-        "bound": label,
-    }
+    figures = {"code": first["code"], "saves": first["saves_s"], "gain": first["gain_bound"]}
     return Headline(
         template="{code} costs {saves} of {whole}: without it the steps are at most {gain} as fast (bound: {bound}).",
-        figures=figures,
+        figures={**figures, "whole": whole, "bound": label},
     )
 
 
@@ -361,16 +329,15 @@ def _tables(profile: Profile, sort: Sort) -> Iterator[Table]:
     work = "device" if profile.has_device else "host"
     yield Table(name="timeline", title="where the time goes", rows=tuple(_timeline(profile)))
     yield Table(name="figures", title="steps and launches", rows=tuple(_figures(profile)), columns=("of", "value"))
-    yield table_of(
-        "phases",
-        _phases_title(profile),
-        profile.phases,
-        "host_s" + " device_s" * profile.has_device,
-        phase=lambda row: row.name,
+    steps = (
+        f"of {counted(profile.steps_seen, 'step')}, under the profiler" if profile.steps_seen else "of the whole trace"
     )
-    ranks = profile.ranks if len(profile.ranks) > 1 else ()
+    bottleneck = f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else ""
+    columns = "host_s" + " device_s" * profile.has_device
+    yield table_of("phases", f"phases {steps}{bottleneck}", profile.phases, columns, phase=lambda row: row.name)
     yield table_of(
-        "ranks", "devices", ranks, "busy_s idle_s communication_s waiting_s exposed_communication_s span_s host_wait_s device",
+        "ranks", "devices", profile.ranks if len(profile.ranks) > 1 else (),
+        "busy_s idle_s communication_s waiting_s exposed_communication_s span_s host_wait_s device",
         of=lambda row: f"process {row.process}" if row.process else f"rank {row.rank}" if row.rank is not None else label_of(row.source),
     )  # fmt: skip
     other = profile.unclassified_share
@@ -383,20 +350,26 @@ def _tables(profile: Profile, sort: Sort) -> Iterator[Table]:
     copies = "total_s share calls bytes bytes_per_s"
     yield table_of("copies", "copies and fills", profile.copies, copies, direction=lambda row: label_of(row.name))
     short = {row.name: row.short_name for row in profile.kernels}
-    yield Table(
-        name="counters", title="hardware counters", rows=tuple(_counter(counter, short) for counter in profile.counters),
-        columns=("kernel", "name", "value", "verdict", "meaning"),
-    )  # fmt: skip
+    rows = tuple(_counter(counter, short) for counter in profile.counters)
+    counters = ("kernel", "name", "value", "verdict", "meaning")
+    yield Table(name="counters", title="hardware counters", rows=rows, columns=counters)
     by, rank = SORTS[sort]
     device, below = ("device_self_s device_share ", "device_total_s ") if profile.has_device else ("", "")
+    taken = (
+        f" {side}_allocated_bytes"
+        for side in ("device", "cpu")
+        if any(getattr(row, f"{side}_allocated_bytes") for row in profile.operators)
+    )
     yield table_of(
         "operators", f"operators, by {by}", sorted(profile.operators, key=rank, reverse=True),
-        f"{device}calls cpu_self_s {below}cpu_total_s" + _allocated(profile), operator=lambda row: label_of(f"{row.name} {row.dims or ''}"),
+        f"{device}calls cpu_self_s {below}cpu_total_s{''.join(taken)}", operator=lambda row: label_of(row.name),
     )  # fmt: skip
     is_judged = any(row.efficiency is not None for row in profile.limits)
-    against = "and what they reach (the device's limits are not known)"
-    if is_judged:
-        against = f"against what {profile.limits[0].limit_of} allows"
+    against = (
+        f"against what {profile.limits[0].limit_of} allows"
+        if is_judged
+        else "and what they reach (the device's limits are not known)"
+    )
     yield table_of(
         "limits", f"operators {against}, by {work} time", profile.limits,
         f"device_s {'efficiency limited_by ' if is_judged else ''}number_format bytes_per_s flops_per_s calls intensity",
@@ -406,19 +379,20 @@ def _tables(profile: Profile, sort: Sort) -> Iterator[Table]:
         "waits", "where the host waited for the device", profile.waits if profile.has_device else (),
         "operator frame calls blocked_s idle_s", waits_in=lambda row: row.call,
     )  # fmt: skip
+    late = [f"; {one.label} came last in {one.last} of {one.collectives}" for one in profile.stragglers[:1]]
     yield table_of(
-        "collectives", _collectives_title(profile), profile.collectives,
-        "total_s message_bytes group_size calls mean_s max_s hidden_s wait_s transfer_s algorithm_bytes_per_s bus_bytes_per_s",
+        "collectives", "".join(("collectives", *late)), profile.collectives,
+        "total_s message_bytes group_size calls mean_s max_s hidden_s wait_s transfer_s bus_bytes_per_s",
         collective=lambda row: f"{row.name} {row.dtype}".strip(),
     )  # fmt: skip
+    parts = f"{work}_s share calls{' backward_s' * any(row.backward_s for row in profile.parts)}{' device_self_s' * profile.has_device}"
     yield table_of(
-        "parts", "time by module and annotation, each with what is inside it", profile.parts,
-        f"{work}_s share calls{' backward_s' * any(row.backward_s for row in profile.parts)}{' device_self_s' * profile.has_device}", part=lambda row: label_of(row.path),
-    )  # fmt: skip
-    yield table_of(
-        "memory", "memory over time", profile.memory, "peak_bytes peak_at_s taken_by", of=lambda row: label_of(row.label),
-        taken_by=lambda row: ", ".join(f"{one.operator} {_bytes(one.bytes)}" for one in row.at_peak[:3]),
-    )  # fmt: skip
+        "parts",
+        "time by module and annotation, each with what is inside it",
+        profile.parts,
+        parts,
+        part=lambda row: label_of(row.path),
+    )
 
 
 SORTS: dict[Sort, tuple[str, Callable[[OperatorRow], float]]] = {
@@ -427,17 +401,6 @@ SORTS: dict[Sort, tuple[str, Callable[[OperatorRow], float]]] = {
     "memory": ("memory taken", lambda row: row.device_allocated_bytes + row.cpu_allocated_bytes),
     "calls": ("calls", lambda row: row.calls),
 }
-
-
-def _allocated(profile: Profile) -> str:
-    sides = {
-        side: sum(getattr(row, f"{side}_allocated_bytes") for row in profile.operators) for side in ("device", "cpu")
-    }
-    return "".join(f" {side}_allocated_bytes" for side, total in sides.items() if total)
-
-
-def _bytes(value: float) -> str:
-    return str(Figure(name="bytes", unit="B")(value))
 
 
 def _counter(counter: Any, short: dict[str, str]) -> Row:
@@ -458,85 +421,66 @@ def _timeline(profile: Profile) -> Iterator[Row]:
     rows += sorted(((name, value, 1) for name, value in _seconds(profile.idle)), key=lambda row: -row[1])
     rows += [(name, value, 2 if name.startswith("exposed") else 1) for name, value in times.items()]
     for name, value, depth in rows:
-        if (is_table and name in ("span", "idle")) or (depth and not value):
-            continue
-        metrics = (SECONDS(value), SHARE(value / whole if whole else None))
-        yield Row(facts={"part": name.replace("_", " ")}, metrics=metrics, depth=depth)
+        if (value or not depth) and not (is_table and name in ("span", "idle")):
+            metrics = (SECONDS(value), SHARE(value / whole if whole else None))
+            yield Row(facts={"part": name.replace("_", " ")}, metrics=metrics, depth=depth)
 
 
 def _seconds(struct: msgspec.Struct) -> list[tuple[str, float]]:
-    return [(name.removesuffix("_s"), value.value or 0.0) for name, value in cells(struct) if isinstance(value, Metric)]
+    return [(name.removesuffix("_s"), getattr(struct, name)) for name in struct.__struct_fields__]
 
 
 OFTEN_READ = frozenset(
     ("step: mean", "step: spread", "step without the profiler", "launch: calls", "launch: mean call", "launch: median kernel",
-     "launch: kernels of 10 µs or less", "host over device", "generation: ttft", "generation: p50")
+     "launch: kernels of 10 µs or less", "host: ratio", "generation: ttft", "generation: p50")
 )  # fmt: skip
 
 
 def _figures(profile: Profile) -> Iterator[Row]:
     """One figure a row: of steps, launches, the host, a generation, and what is not counted."""
-    capture = profile.capture
+    capture, launches, outside = profile.capture, profile.launches, profile.outside
+    known: list[tuple[str, Fact | Metric]] = []
+    if capture is not None:
+        known = [("step without the profiler", SECONDS(capture.step_s)), ("capture", SECONDS(capture.capture_s))]
     parts: dict[str, Any] = {
         "step": profile.steps,
-        "launch": profile.launches,
+        "launch": launches if launches.calls else None,
         "host": profile.host,
-        "generation": profile.generation,
     }
-    parts |= {"not counted": profile.outside if profile.outside else None}
-    for name, seconds in (("step without the profiler", "step_s"), ("capture", "capture_s")):
-        if capture is not None:
-            yield _figure(name, Figure(name="value", unit="s")(getattr(capture, seconds)))
+    parts |= {"generation": profile.generation, "not counted": outside if outside else None}
     for part, struct in parts.items():
-        if struct is not None and (part != "launch" or profile.launches.calls):
-            for name, value in cells(struct):
-                if isinstance(value, Metric) and value.value is not None:
-                    label = "host over device" if name == "ratio" else f"{part}: {value.header}"
-                    yield _figure(label, msgspec.structs.replace(value, figure=Figure(name="value", header="value")))
-
-
-def _figure(name: str, value: Metric) -> Row:
-    return Row(facts={"of": name}, metrics=(value,), is_detail=name not in OFTEN_READ)
-
-
-def _phases_title(profile: Profile) -> str:
-    steps = (
-        f"of {counted(profile.steps_seen, 'step')}, under the profiler" if profile.steps_seen else "of the whole trace"
-    )
-    return f"phases {steps}" + (f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else "")
-
-
-def _collectives_title(profile: Profile) -> str:
-    if not profile.stragglers:
-        return "collectives; waiting: against the fastest call of the same size"
-    late = profile.stragglers[0]
-    return f"collectives; waiting: against the other ranks; {late.label} came last in {late.last} of {late.collectives}"
+        cell_of = cells(struct) if struct is not None else ()
+        known += [(f"{part}: {value.header}", value) for _, value in cell_of if isinstance(value, Metric)]
+    for name, value in known:
+        if isinstance(value, Metric) and value.value is not None:
+            value = msgspec.structs.replace(
+                value, figure=msgspec.structs.replace(value.figure, name="value", header="value")
+            )
+            yield Row(facts={"of": name}, metrics=(value,), is_detail=name not in OFTEN_READ)
 
 
 def _about(profile: Profile) -> dict[str, Fact]:
     capture, hardware = profile.capture, profile.hardware
     ranks = sorted({rank.rank for rank in profile.ranks if rank.rank is not None})
     world = max((rank.world_size or 1 for rank in profile.ranks), default=1)
-    about: dict[str, Fact] = {"of": " · ".join(map(printable, profile.sources)) if capture is None else capture.model}
+    about: dict[str, Fact] = {"of": " · ".join(map(printable, profile.sources)), "device": label_of(hardware.name)}
     if capture is not None:
-        about |= {
+        about = {
+            "of": capture.model,
             "task": capture.task,
             "recipe": capture.recipe,
             "batch": f"batch {capture.batch}" if capture.batch else None,
+            "setting": capture.setting,
+            "tool": f"under {capture.tool}",
+            "trace": capture.trace,
+            "device": label_of(hardware.name) or capture.device_name,
         }
-        about |= {"setting": capture.setting, "tool": f"under {capture.tool}", "trace": capture.trace}
-    newer = " or newer" if hardware.at_least else ""
-    about |= {
-        "device": label_of(hardware.name) or (capture.device_name if capture is not None else ""),
-        "capability": f"compute capability {hardware.capability[0]}.{hardware.capability[1]}{newer}"
-        if hardware.capability
-        else "",
-        "ranks": f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {world}"
-        if ranks and world > 1
-        else None,
-        "bound": profile.bound.label,
-        "bottleneck": profile.bottleneck,
-    }
+    if hardware.capability:
+        newer = " or newer" if hardware.at_least else ""
+        about["capability"] = f"compute capability {hardware.capability[0]}.{hardware.capability[1]}{newer}"
+    if ranks and world > 1:
+        about["ranks"] = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {world}"
+    about |= {"bound": profile.bound.label, "bottleneck": profile.bottleneck}
     return {name: value for name, value in about.items() if value}
 
 
@@ -574,17 +518,16 @@ def _picture(profile: Profile) -> Any:
 
 def diff_result(changed: ProfileDiff) -> ProfileResult:
     """Returns which kernels and operators changed between two profiles, what changed most first."""
-    sides = f"before: {changed.before}; after: {changed.after}"
+    titles = {"classes": "classes", "kernels": "kernels", "operators": "operators"}
+    titles |= {"parts": "by module and annotation, each with what is inside it"}
+    times = f"per {changed.unit}; before: {changed.before}; after: {changed.after}"
     gone = (("resolved", changed.findings_gone), ("new", changed.findings_new))
     return ProfileResult(
         verb="profile",
         headline=Headline(template="{answer}.", figures={"answer": changed.answer}),
         tables=(
-            _changes("times", f"per {changed.unit}; {sides}", (changed.step, changed.busy)),
-            _changes("classes", "classes", changed.classes),
-            _changes("kernels", "kernels", changed.kernels),
-            _changes("operators", "operators", changed.operators),
-            _changes("aligned", "by module, annotation and operator, each with what is inside it", changed.aligned),
+            _changes("times", times, (changed.step, changed.busy)),
+            *(_changes(name, title, getattr(changed, name)) for name, title in titles.items()),
         ),
         about={"before": changed.before, "after": changed.after, "unit": changed.unit},
         notes=(*(note("differs", f"{code}: {', '.join(codes)}") for code, codes in gone if codes), *changed.notes),
@@ -592,13 +535,10 @@ def diff_result(changed: ProfileDiff) -> ProfileResult:
 
 
 def _changes(name: str, title: str, rows: Sequence[Changed]) -> Table:
-    counts = ", ".join(
-        f"{sum(row.change == change for row in rows)} {change}" for change in dict.fromkeys(row.change for row in rows)
-    )
+    counts = ", ".join(f"{count} {change}" for change, count in Counter(row.change for row in rows).items())
     columns = "change before_s after_s difference_s ratio calls_before calls_after"
-    return table_of(
-        name, f"{title}: {counts}" if len(rows) > 1 else title, rows, columns, of=lambda row: row.short_name
-    )
+    title = f"{title}: {counts}" if len(rows) > 2 or name != "times" else title
+    return table_of(name, title, rows, columns, of=lambda row: row.short_name)
 
 
 # Memory

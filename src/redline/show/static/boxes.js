@@ -233,7 +233,7 @@ function boxView(holder, { rows, gaps = [], bands = [], span, unit, zoomOnClick 
   return { redraw, view };
 }
 
-function drawLanes(timeline, flame, data) {
+function drawLanes(timeline, data) {
   const name = (number) => data.names[number];
   const rows = data.lanes.map((lane) => ({
     label: lane.label, onDevice: lane.on_device,
@@ -241,9 +241,5 @@ function drawLanes(timeline, flame, data) {
   }));
   const gaps = data.gaps.map(([lane, from, length, cause]) => ({ lane, from, length, cause }));
   const bands = data.phases.map(([label, from, length]) => ({ name: label, from, length }));
-  const made = [boxView(timeline, { rows, gaps, bands, span: data.span_us, unit: microseconds })];
-  const stacks = [{ label: "", onDevice: false, boxes: data.flame.map(([number, from, length, depth, seconds, calls]) => ({ name: name(number), from, length, depth, told: `${(100 * length).toFixed(1)} % of the host's time, ${microseconds(seconds * 1e6)} in ${calls} calls` })) }];
-  if (flame && data.flame.length) made.push(boxView(flame, { rows: stacks, span: 1, unit: (share) => `${(100 * share).toFixed(share < 0.1 ? 2 : 0)} %`, zoomOnClick: true }));
-  else flame?.replaceChildren();
-  return made;
+  return [boxView(timeline, { rows, gaps, bands, span: data.span_us, unit: microseconds })];
 }

@@ -70,8 +70,7 @@ function drawTimeline() {
   section.hidden = !there.length;
   if (!there.length) return;
   const chosen = pick(section, "profile", there.map((each) => [String(each.row), `${ROWS[each.row].recipe} · ${workloadName(ROWS[each.row])}`]), drawTimeline);
-  const [timeline, flame] = section.querySelectorAll(".boxes");
-  boxViews = drawLanes(timeline, flame, there.find((each) => String(each.row) === chosen));
+  boxViews = drawLanes(section.querySelector(".boxes"), there.find((each) => String(each.row) === chosen));
 }
 
 function redrawAll() {
