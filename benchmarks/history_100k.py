@@ -35,7 +35,7 @@ from redline.model.record import (
 )
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.store import History
-from redline.verbs.serve import Access, make_app
+from redline.verbs.serve import make_app
 from redline.verbs.workspace import Workspace
 
 NOW = 1.75e9
@@ -69,7 +69,7 @@ def main() -> None:
         times = []
         for _ in range(arguments.repeats):
             # Each time a new server: one that runs keeps its pages for a while.
-            browser = TestClient(make_app(Workspace(), Access("127.0.0.1")), base_url="http://127.0.0.1")
+            browser = TestClient(make_app(Workspace()), base_url="http://127.0.0.1")
             started = time.perf_counter()
             assert browser.get("/").status_code == 200
             times.append(time.perf_counter() - started)

@@ -15,12 +15,11 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from redline.model.record import Block, RunRecord, new_id
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.store import History, schema
-from redline.store.codec import pack_block, point_values, series_body
 
 BLOCKS = 10
 SAMPLES = 50
@@ -90,21 +89,12 @@ def fill(history: History, number: int) -> None:
 
 
 def add_records(history: History, records: list[RunRecord]) -> None:
-    """Many finished records in one transaction: the same rows as one by one, in a hundredth of the time."""
-    blocks = [
-        {"record_id": record.id, "number": number, "body": pack_block(block)}
-        for record in records
-        for number, block in enumerate(record.blocks)
-    ]
-    points = [(record, values) for record in records if (values := point_values(record)) is not None]
-    series = {values["series_key"]: series_body(record) for record, values in points}
+    """Many finished records in one transaction: the same rows as one by one, in a fraction of the time."""
 
     def add(connection: Connection) -> None:
-        connection.execute(insert(schema.records), [schema.record_row(record, over=True) for record in records])
-        connection.execute(insert(schema.blocks), blocks)
-        schema.put(connection, schema.points, *(values for _, values in points))
-        rows = ({"series_key": key, "body": body} for key, body in series.items())
-        schema.put(connection, schema.series, *rows)
+        schema.put(connection, schema.records, *(schema.record_row(record, over=True) for record in records))
+        schema.put(connection, schema.blocks, *(row for record in records for row in schema.block_rows(record)))
+        schema.keep_points(connection, [record.id for record in records])
 
     history._database.write(add)
 

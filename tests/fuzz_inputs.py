@@ -44,7 +44,7 @@ from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 from redline.verbs import workspace
-from redline.verbs.serve import Access, make_app
+from redline.verbs.serve import make_app
 from redline.verbs.workspace import Workspace
 
 PATIENCE_S = 60.0
@@ -290,7 +290,7 @@ AFTERWARDS = (
     ("history", "show", "ID", "--json"), ("report", "ID", "--out", "out"), ("PAGES",),
 )  # fmt: skip
 """What is asked of a history into which such a document was imported."""
-PAGES = ("/", "/report", "/compare?a=ID&b=ID", "/records/ID", "/api/history")
+PAGES = ("/", "/report", "/compare?a=ID&b=ID", "/records/ID")
 """What `redline serve` is asked."""
 
 
@@ -389,9 +389,7 @@ class Playground:
     def _pages(self, number: int, record_id: str) -> Trial:
         """The pages of `redline serve`; what is answered to a browser is no text of a record as it was."""
         began, wrong = time.perf_counter(), ""
-        browser = TestClient(
-            make_app(Workspace(), Access("127.0.0.1")), base_url="http://127.0.0.1:8765", raise_server_exceptions=False
-        )
+        browser = TestClient(make_app(Workspace()), base_url="http://127.0.0.1:8765", raise_server_exceptions=False)
         for path in PAGES:
             answer = browser.get(path.replace("ID", record_id))
             if answer.status_code >= 500 or "<script>alert" in answer.text:

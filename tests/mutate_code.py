@@ -44,7 +44,7 @@ ROOMS: dict[str, Any] = {
     "processes": (["system/processes.py"], ["system/test_processes.py"]),
     "supervisor": (["bench/supervisor.py"], ["launch/test_doors.py"]),  # loads torch for every fault
     "store": (
-        ["store/schema.py", "store/history.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
+        ["store/schema.py", "store/history.py", "store/ledgers.py", "store/database.py"],
         ["store/test_database.py", "store/test_history.py", "store/test_schema.py", "store/test_ledgers.py", "show/test_export.py", "store/test_writers.py"],
         "postgres",
         "store/test_postgres.py::TestAway",

@@ -367,7 +367,7 @@ def test_the_example_for_github_actions_runs_as_it_is(
     with History.open() as history:
         records = {each.id: each.prepared.environment.git_dirty for each in history.find() if each.prepared}
         dirty = set(records.values())
-        points = [point for (seen,) in [history.series()] for point in history.points([seen.key])[seen.key]]
+        points = [point for (seen,) in [history.series()] for point in history.points(seen.key)]
     assert dirty == {True, False}, "one side is the clean commit, the other this working tree"
     order = [records[point.record_id] for point in points]
     assert order == sorted(order), "in the trend all of the commit come first, in the order in which the code was made"

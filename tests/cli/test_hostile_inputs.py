@@ -44,7 +44,6 @@ def test_no_hostile_input_is_a_traceback_or_a_wrong_exit_code(ground: Playground
         ("run resnet18 --device tpu", "unknown device 'tpu'"),
         ("run resnet18 --device cuda:x", "device cuda takes a number behind the colon, such as cuda:0, got 'cuda:x'"),
         (f"run resnet18 --device cuda:{'9' * 5000}", "device cuda takes a number behind the colon"),
-        ("history recover -o records.json/x", "records.json/x: there is no folder"),
         ("monitor --interval 9223372036854775808", "interval must be 10000000 seconds or less"),
         ("monitor --interval nan", "expected a time such as 20ms"),
         ("serve --host -5..5", "cannot listen on -5..5"),

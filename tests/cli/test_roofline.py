@@ -135,7 +135,7 @@ def measured(own_history: Path) -> Ceilings:
     with History.open() as history:
         history.finish(record)
         assert device_key(environment)
-        history.ceilings().put(ceilings)
+        history.keep_ceilings(ceilings)
     return ceilings
 
 
@@ -206,11 +206,11 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None)
     # Measured on a busy machine they are doubted, and would be measured again. And a model may well be faster than products
     # of 128 rows, which is reported as an error: these ceilings are too high for any.
     with Workspace() as opened, History.open() as history:
-        shelf, key = history.ceilings(), device_key(opened.environment("cpu"))
-        known = shelf.get(key)
+        key = device_key(opened.environment("cpu"))
+        known = history.ceilings(key)
         high = {form: 1000 * value for form, value in known.flops_per_s.items()}
         copied = 1000 * known.copy_bytes_per_s
-        shelf.put(msgspec.structs.replace(known, doubts=(), flops_per_s=high, copy_bytes_per_s=copied))
+        history.keep_ceilings(msgspec.structs.replace(known, doubts=(), flops_per_s=high, copy_bytes_per_s=copied))
     again = document("roofline", "--device", "cpu")["tables"]["ceilings"][0]
     assert again["measured"]["value"] == pytest.approx(1000 * found["tables"]["ceilings"][0]["measured"]["value"])
     timed = document("roofline", "--operator", "matmul:8x16x32", "--format", "fp32", "--device", "cpu")

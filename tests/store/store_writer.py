@@ -74,7 +74,6 @@ def die_inside(history: History, number: int) -> None:
     """Append so many blocks, then be killed with the next one written and not yet committed."""
     from sqlalchemy import Connection
 
-    from redline.store.codec import pack_block
     from redline.store.schema import blocks, put
 
     record = make_record()
@@ -83,7 +82,11 @@ def die_inside(history: History, number: int) -> None:
         history.append(record.id, make_block(block))
 
     def die(connection: Connection) -> None:
-        put(connection, blocks, {"record_id": record.id, "number": number, "body": pack_block(make_block(number))})
+        put(
+            connection,
+            blocks,
+            {"record_id": record.id, "number": number, "body": msgspec.msgpack.encode(make_block(number))},
+        )
         os.kill(os.getpid(), signal.SIGKILL)
 
     history._database.write(die)

@@ -86,9 +86,7 @@ class TestRefusals:
         path.write_text("this is a letter, not a database\n" * 200)
         before = path.read_bytes()
         assert self.refused(path) == (
-            f"cannot open the history at {path}: file is not a database; "
-            "if it was one, 'redline history recover' writes what can be read of it to a new file; "
-            "otherwise set REDLINE_STORE to another location"
+            f"cannot open the history at {path}: file is not a database; fix that or set REDLINE_STORE to another location"
         )
         assert path.read_bytes() == before
 
@@ -110,10 +108,10 @@ class TestRefusals:
             assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmarks",)]
 
     def test_a_folder_or_a_file_where_the_other_is_needed(self, path: Path) -> None:
-        assert f"no history at {path.parent}: it is a folder; name a file in it" in self.refused(path.parent)
+        assert "unable to open database file; check that it is a file in a folder" in self.refused(path.parent)
         path.write_text("")
-        assert f"{path} is not a folder; set REDLINE_STORE" in self.refused(path / "history.sqlite")
-        assert "is not a folder" in self.refused(path / "deeper" / "history.sqlite")
+        assert "cannot make the folder of the history" in self.refused(path / "history.sqlite")
+        assert "cannot make the folder of the history" in self.refused(path / "deeper" / "history.sqlite")
 
     @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
     def test_a_folder_that_is_not_ours(self, tmp_path: Path) -> None:
@@ -126,27 +124,27 @@ class TestRefusals:
         assert "cannot make the folder of the history at /proc/self/x/" in self.refused("/proc/self/x/history.sqlite")
 
     @pytest.mark.parametrize(
-        ("url", "says"),
+        "url",
         [
-            ("mysql://me:s3cret@h/db", "no history in 'mysql'"),
-            ("foo://me:s3cret@h", "no history in 'foo'"),
-            ("sqlite+aiosqlite:///x", "no history in 'sqlite+aiosqlite'"),
-            ("sqlite:///x?mode=ro", "the URL of a SQLite history has no options, got 'mode'"),
-            ("sqlite:/x.sqlite", "cannot read 'sqlite:/x.sqlite' as a location for the history: write a path"),
-            ("postgres:me:s3cret@h", "as a location for the history: write a path"),
-            ("postgresql://me:s3cret@h:port/db", "as a location for the history: write a path"),
-            ("postgresql://h:port/db?password=s3cret", "as a location for the history: write a path"),
-            ("postgresql+asyncpg://me:s3cret@h/db", "no history by the driver 'asyncpg'"),
-            ("postgresql+psycopg2://me:s3cret@h/db", "no history by the driver 'psycopg2'"),
+            "mysql://me:s3cret@h/db",
+            "foo://me:s3cret@h",
+            "sqlite+aiosqlite:///x",
+            "sqlite:///x?mode=ro",
+            "sqlite:/x.sqlite",
+            "postgres:me:s3cret@h",
+            "postgresql://me:s3cret@h:port/db",
+            "postgresql://h:port/db?password=s3cret",
+            "postgresql+asyncpg://me:s3cret@h/db",
+            "postgresql+psycopg2://me:s3cret@h/db",
         ],
     )
-    def test_a_url_that_leads_nowhere(
-        self, url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_url_that_leads_nowhere(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         message = self.refused(url)
-        assert says in message
-        assert "postgresql://USER@HOST/DATABASE" in message
+        assert message.startswith("cannot read '")
+        assert message.endswith(
+            "as a location for the history: write a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+        )
         assert list(tmp_path.iterdir()) == []  # it was not taken for a path
 
     def test_a_driver_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +250,7 @@ def test_only_a_server_that_does_not_answer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, naps: list[float], error: DBAPIError, is_away: bool
 ) -> None:
     notes: list[str] = []
-    there = Database.open(resolve(":memory:"), on_note=notes.append, patience_s=4.5)
+    there = Database(resolve(":memory:"), on_note=notes.append, patience_s=4.5)
     engine = there._engine
     for on_server in (False, True):
         monkeypatch.setattr(Database, "on_server", on_server)
@@ -268,7 +266,7 @@ def test_only_a_server_that_does_not_answer_is_waited_for(
 
 
 def test_the_wait_for_a_server_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch, naps: list[float]) -> None:
-    there = Database.open(resolve(":memory:"), patience_s=4.5)
+    there = Database(resolve(":memory:"), patience_s=4.5)
     monkeypatch.setattr(Database, "on_server", True)
     monkeypatch.setattr(there, "_engine", FailingOnce(there._engine, *[error_of(OperationalError, None)] * 99))
     with (

@@ -17,7 +17,7 @@ from redline.model.note import note
 from redline.model.record import Closed, Failure, Memory, RunRecord, TelemetrySample, TraceRef
 from redline.store import History, Row
 from redline.store.archive import MAGIC, read_exported
-from redline.store.codec import pack_head, point_values
+from redline.store.schema import pack_head
 
 HOSTILE = [
     'it\'s "quoted" `so`; DROP TABLE records; --',
@@ -57,21 +57,27 @@ def test_a_record_comes_back_whole(history: History) -> None:
     assert history.load(record.id) == replace(done, blocks=(block, make_block(1)))
 
 
-@pytest.mark.parametrize(("samples", "step_s"), [((0.1, 0.2, 0.3), 0.2), ((0.0, 0.0, 1.0), None), ((), None)])
-def test_a_point_of_the_trend_is_the_middle_of_what_was_timed(samples: tuple[float, ...], step_s: float | None) -> None:
-    record = make_record(prepared=make_prepared(), blocks=(make_block(samples=samples),))
-    point = point_values(record)
-    assert (point and point["step_s"]) == step_s
-    assert point_values(replace(record, failure=Failure(stage="measure", kind="user", message="no"))) is None
-
-
 @pytest.mark.parametrize(
-    ("document", "says"), [({"results": []}, "holds no records"), ({"records": []}, "holds no records")]
+    ("changes", "steps"),
+    [
+        ({"blocks": (make_block(samples=(0.1, 0.2, 0.3)),)}, [0.2]),
+        ({"blocks": (make_block(samples=(0.0, 0.0, 1.0)),)}, []),
+        ({"blocks": ()}, []),
+        ({"failure": Failure(stage="measure", kind="user", message="no")}, []),
+    ],
 )
-def test_a_document_without_raw_records_is_not_read(tmp_path: Path, document: dict[str, object], says: str) -> None:
+def test_a_point_of_the_trend_is_the_middle_of_what_was_timed(
+    history: History, changes: dict[str, object], steps: list[float]
+) -> None:
+    history.finish(replace(make_record(prepared=make_prepared(), blocks=(make_block(),)), **changes))
+    assert [point.step_s for seen in history.series() for point in history.points(seen.key)] == steps
+
+
+@pytest.mark.parametrize("document", [{"results": []}, {"records": []}])
+def test_a_document_without_raw_records_is_not_read(tmp_path: Path, document: dict[str, object]) -> None:
     path = tmp_path / "exported.json"
     path.write_bytes(msgspec.json.encode(document))
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match="holds no records"):
         read_exported(path)
     path.write_bytes(msgspec.json.encode({"results": [], "records": []}))
     assert read_exported(path) == []
@@ -348,7 +354,7 @@ class TestGroups:
 
 
 def test_more_ids_than_one_statement_takes(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.store.history.IDS_AT_ONCE", 7)
+    monkeypatch.setattr("redline.store.schema.VALUES_AT_ONCE", 7)
     ids = [f"id{number:02d}" for number in range(20)]
     for number, record_id in enumerate(ids):
         history.finish(make_record(id=record_id, blocks=(make_block(number),)))

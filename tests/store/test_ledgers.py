@@ -71,13 +71,13 @@ def test_those_who_look_on_see_how_far_it_is(history: History, monkeypatch: pyte
     now = 50.0
     monkeypatch.setattr("redline.store.ledgers.time.monotonic", lambda: now)
     ledger = history.sweep("study")
-    ledger.announce(3, 4, "nobody holds it", done_before=0)
+    ledger.tell(3, 4, "nobody holds it", done_before=0)
     assert history.activities() == []
     with ledger.held():
         ledger.observe(TelemetrySample(at_s=0.25))
         (said,) = history.activities()
         assert (said.name, said.done, said.done_before, said.total, said.is_over) == ("study", 0, 0, None, False)
-        ledger.announce(3, 4, "resnet", done_before=2)
+        ledger.tell(3, 4, "resnet", done_before=2)
         for later, at_s, seen in ((0.75, 1.0, 0.25), (0.25, 1.25, 1.25)):
             now += later
             ledger.observe(TelemetrySample(at_s=at_s))
@@ -88,8 +88,8 @@ def test_those_who_look_on_see_how_far_it_is(history: History, monkeypatch: pyte
 
 
 def test_several_may_watch_scripts_of_one_name(history: History) -> None:
-    with history.hold("watch", "train.py").held(alone=False), history.hold("watch", "train.py").held(alone=False):
-        assert [said.name for said in history.activities()] == ["train.py"]
+    with history.hold("watch", "train.py").held(), history.hold("watch", "train.py").held():
+        assert [said.name for said in history.activities()] == ["train.py"] * 2
 
 
 def held_by(history: History, process: str, until: float) -> None:
@@ -219,15 +219,14 @@ def key(kind: str = "cuda", threads: int = 8, **device: str) -> str:
 
 
 def test_the_newest_ceilings_of_a_device_count(history: History, location: str) -> None:
-    shelf = history.ceilings()
-    assert shelf.get(key()) is None
+    assert history.ceilings(key()) is None
     newer = msgspec.structs.replace(CEILINGS, copy_bytes_per_s=4.4e12)
     for measured in (CEILINGS, newer):
-        shelf.put(measured)
+        history.keep_ceilings(measured)
         with History.open(location) as again:
-            assert again.ceilings().get(key()) == measured
-    shelf.put(msgspec.structs.replace(CEILINGS, schema=0))
-    assert shelf.get(key()) is None, "measured in another way"
+            assert again.ceilings(key()) == measured
+    history.keep_ceilings(msgspec.structs.replace(CEILINGS, schema=0))
+    assert history.ceilings(key()) is None, "measured in another way"
 
 
 def test_a_device_is_told_by_name_driver_and_kind_and_a_cpu_by_its_threads_too() -> None:

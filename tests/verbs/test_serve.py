@@ -29,7 +29,7 @@ from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs import serve
-from redline.verbs.serve import COOKIE, Access, LiveState, is_loopback, look, make_app
+from redline.verbs.serve import COOKIE, LiveState, is_loopback, look, make_app
 from redline.verbs.workspace import Workspace
 
 NASTY = "<script>alert(1)</script>"
@@ -49,8 +49,7 @@ def kept() -> list[RunRecord]:
 
 
 def client(token: str | None = None, **settings: Any) -> TestClient:
-    app = make_app(Workspace(), Access("127.0.0.1", token))
-    return TestClient(app, base_url="http://127.0.0.1:8765", **settings)
+    return TestClient(make_app(Workspace(), token=token), base_url="http://127.0.0.1:8765", **settings)
 
 
 def test_every_page_answers(kept: list[RunRecord]) -> None:
@@ -61,10 +60,10 @@ def test_every_page_answers(kept: list[RunRecord]) -> None:
     assert key is not None
     pages = [
         f"/series/{key[1]}", f"/records/{kept[0].id}", f"/compare?a={kept[0].id}&b={kept[1].id}", "/report", "/compare",
-        "/static/serve.js", "/static/serve.css", "/api/history",
+        "/static/serve.js", "/static/serve.css",
     ]  # fmt: skip
     assert [browser.get(path).status_code for path in pages] == [200] * len(pages)
-    assert json.loads(browser.get("/api/history").text)["verb"] == "history"
+    assert browser.get("/?model=resnet50").status_code == 200
     assert "verdict" in browser.get(pages[2]).text
 
 
@@ -81,7 +80,7 @@ def test_names_are_text_and_nothing_from_elsewhere_is_loaded(kept: list[RunRecor
 
 def test_a_token_is_asked_for_and_kept_in_a_cookie(kept: list[RunRecord]) -> None:
     browser = client(token="secret", follow_redirects=False)
-    for path in ("/", "/events", "/report", "/api/history"):
+    for path in ("/", "/events", "/report"):
         assert browser.get(path).status_code == 401
     assert browser.get("/login?token=wrong").status_code == 401
     assert browser.get("/", headers={"cookie": f"{COOKIE}=wrong"}).status_code == 401
@@ -99,12 +98,9 @@ def test_a_token_is_asked_for_and_kept_in_a_cookie(kept: list[RunRecord]) -> Non
         ("GET /", {"host": "evil.example.org"}, 400),
         ("GET /", {"host": ""}, 400),
         ("GET /", {"host": "localhost:80@evil.example.org"}, 400),
-        ("GET /", {"x-long": "x" * 20_000}, 431),
         ("GET /compare", {"origin": "http://evil.example.org"}, 403),
         ("GET /nowhere", {"origin": "null"}, 403),
         ("GET /", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, 403),
-        ("GET /", {"content-length": "5"}, 413),
-        ("GET /?" + "x" * 5000, {}, 414),
         ("GET /", {"origin": "http://127.0.0.1:8765"}, 200),
         ("GET /", {"host": "localhost:1"}, 200),
         ("GET /", {"host": "[::1]:8765"}, 200),
@@ -117,6 +113,7 @@ def test_a_token_is_asked_for_and_kept_in_a_cookie(kept: list[RunRecord]) -> Non
         ("GET /series/nothing", {}, 404),
         ("GET /compare?a=/etc/passwd&b=/etc/passwd", {}, 404),
         ("GET /nowhere", {}, 404),
+        ("GET /?model=nothing", {}, 404),
         ("GET /records/%00", {}, 404),
         ("GET /report/", {"host": "localhost"}, 404),  # a slash too many leads nowhere else
     ],
@@ -130,38 +127,33 @@ def test_only_viewers_are_answered_and_only_with_pages(
 
 
 def test_a_server_on_an_ipv6_address_answers_to_it(kept: list[RunRecord]) -> None:
-    app = make_app(Workspace(), Access("2001:db8::7", None, ("Bench.example.org",)))
+    app = make_app(Workspace(), ("2001:db8::7", "Bench.example.org"))
     for host, status in {"[2001:db8::7]:8765": 200, "bench.example.org:1": 200, "[2001:db8::8]:8765": 400}.items():
         assert TestClient(app).get("/compare", headers={"host": host}).status_code == status
 
 
 def test_a_request_whose_head_does_not_arrive_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the beginning of a connection, and after a first request."""
-    whole = b"GET /static/serve.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    """One that is whole is answered, and its connection closed, so that nobody can be slow with a second."""
 
-    async def ask(*parts: bytes) -> bytes:
-        # Whatever comes whole has time, so that a pause of this process drops only what is to be dropped.
-        monkeypatch.setattr(serve, "SLOWEST_REQUEST_S", 600.0 if parts[0] == whole else 0.05)
-        config = uvicorn.Config(make_app(Workspace(), Access("127.0.0.1")), log_level="error")
+    async def ask(request: bytes, limit_s: float) -> bytes:
+        monkeypatch.setattr(serve, "SLOWEST_REQUEST_S", limit_s)
+        config = uvicorn.Config(make_app(Workspace()), log_level="error")
         config.load()
-        kind, state = serve._impatient_protocol(), ServerState()
+        kind, state = serve.impatient_protocol(), ServerState()
         listening = await asyncio.get_running_loop().create_server(
             lambda: kind(config=config, server_state=state, app_state={}), "127.0.0.1", 0
         )
         reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.write(request)
         said = b""
-        for part in parts:
-            writer.write(part)
-            said += await reader.readuntil(b"\r\n\r\n") if part == whole else b""
-            monkeypatch.setattr(serve, "SLOWEST_REQUEST_S", 0.05)
         with suppress(ConnectionResetError):
-            said += await asyncio.wait_for(reader.read(), 30)  # until it is closed
+            said = await asyncio.wait_for(reader.read(), 30)  # until it is closed
         writer.close()
         listening.close()
         return said
 
-    assert asyncio.run(ask(b"GET / HTTP/1.1\r\nX-Slow: ")) == b""
-    assert asyncio.run(ask(whole, b"GET / HT")).startswith(b"HTTP/1.1 200")
+    assert asyncio.run(ask(b"GET / HTTP/1.1\r\nX-Slow: ", 0.05)) == b""
+    assert asyncio.run(ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 600.0)).startswith(b"HTTP/1.1 200")
 
 
 def look_anew() -> tuple[str, ...]:
@@ -175,9 +167,7 @@ def test_a_running_record_is_told(kept: list[RunRecord]) -> None:
     with History.open() as history:
         history.begin(running)
         (line,) = look_anew()
-    assert line.startswith("resnet50 infer baseline · batch 32")
-    assert f"{len(running.blocks)} blocks" in line
-    assert "a step" in line
+    assert line.startswith("resnet50 infer baseline · on cuda:0 · since ")
 
 
 class Restarting(Observer):
@@ -187,7 +177,7 @@ class Restarting(Observer):
         self.seen: list[str] = []
 
     def opened(self, record: RunRecord) -> None:
-        self.seen += [line for line in look_anew() if line.startswith("grid")]
+        self.seen += [line for line in look_anew() if line.startswith("sweep")]
         if len(self.seen) == 5:
             raise KeyboardInterrupt
 
@@ -199,13 +189,11 @@ def test_a_server_that_is_started_in_the_middle_of_a_grid_shows_all_of_it() -> N
     with Workspace(door=FakeDoor(truth), observer=observer) as workspace, pytest.raises(KeyboardInterrupt):
         redline.run(**grid, workspace=workspace)
     for number, line in enumerate(observer.seen):
-        assert line.startswith(f"grid study · running · {number} of 6 cells settled · now ")
+        assert line.startswith(f"sweep study · {number} of 6 settled · ")
         assert ("left" in line) == (number > 0)
-    assert "fastest b infer baseline batch 4" in observer.seen[-1]
     with Workspace(door=FakeDoor(truth)) as workspace:
         redline.run(**grid, resume=True, workspace=workspace)
-    (after,) = look_anew()
-    assert after.startswith("grid study · done · 6 cells settled")
+    assert look_anew() == ()
 
 
 def test_a_grid_whose_process_is_gone_was_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,11 +201,11 @@ def test_a_grid_whose_process_is_gone_was_cut_short(monkeypatch: pytest.MonkeyPa
         hold.tell(3, 8, "resnet18", done_before=1)
         monkeypatch.setattr(ledgers, "is_gone", lambda process: True)
         (line,) = look_anew()
-    assert line == "grid study · cut short; the same command goes on · 3 of 8 cells settled"
+    assert line == "sweep study · cut short; the same command goes on · resnet18"
 
 
 def test_a_watched_script_and_the_readings_of_its_gpu_are_told() -> None:
-    with History.open() as history, history.hold("watch", NASTY).held(alone=False) as hold:
+    with History.open() as history, history.hold("watch", NASTY).held() as hold:
         hold.observe(TelemetrySample(at_s=1.0, power_w=512.0, utilisation=0.93))
         hold.tell(120, None, "step 120 · 3.1 steps/s")
         (line,) = look_anew()
@@ -235,7 +223,7 @@ def test_viewers_share_one_look_and_hear_of_what_changed(own_history: Path, monk
         return LiveState(stored=looks // 3)
 
     async def watch() -> tuple[list[bytes], int]:
-        site = serve.Site(Workspace(), Access("127.0.0.1"))
+        site = serve.Live(Workspace(), serve.Shared())
         streams = [site.events() for _ in range(20)]
         first = await asyncio.gather(*(anext(stream) for stream in streams))
         assert (looks, site.viewers) == (1, 20)
@@ -257,7 +245,7 @@ def test_a_history_that_cannot_be_read_is_a_line_until_it_can(
     own_history.write_text("no database" * 100)
 
     async def watch() -> list[bytes]:
-        stream = serve.Site(Workspace(), Access("127.0.0.1")).events()
+        stream = serve.Live(Workspace(), serve.Shared()).events()
         said = [await anext(stream)]
         own_history.unlink()
         return [*said, await anext(stream)]
@@ -323,7 +311,7 @@ def test_a_search_whose_process_is_gone_was_cut_short(monkeypatch: pytest.Monkey
     with Workspace(door=door, observer=observer) as workspace:
         settings: dict[str, Any] = {"budget": "5m", "launch": {"door": "fake"}, "clock": lambda: door.clock_s}
         redline.tune("resnet50", batch=32, **settings, workspace=workspace)
-    assert ["left at most" in observer.seen[0], "cut short" in observer.seen[1]] == [True, True]
+    assert ["trials, at most 300 s in all" in observer.seen[0], "cut short" in observer.seen[1]] == [True, True]
     assert look_anew() == ()
 
 
@@ -333,7 +321,7 @@ def test_a_running_record_that_cannot_be_read_hides_nothing_else(kept: list[RunR
         history.begin(running)
         damage = text("UPDATE records SET head = :head WHERE id = :id").bindparams(head=b"x", id=running.id)
         history._database.write(lambda connection: connection.execute(damage))
-        with history.hold("watch", "train.py").held(alone=False) as hold:
+        with history.hold("watch", "train.py").held() as hold:
             hold.tell(3, None, "step 3")
             assert look_anew() == ("watch train.py · step 3",)
 

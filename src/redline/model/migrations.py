@@ -102,9 +102,17 @@ def decode(data: bytes) -> RunRecord:
         plain = msgspec.msgpack.decode(data)
     except (ValueError, RecursionError) as error:  # not msgpack, text that is not UTF-8, tables in tables without end
         raise RecordError(f"not a record: {error}") from None
+    return record_of(plain)
+
+
+def record_of(plain: Any) -> RunRecord:
+    """Returns the record that a plain table holds, of this schema or an older one."""
     if not isinstance(plain, dict):
         raise RecordError("not a record: expected a table")
-    return _convert(migrate(plain))
+    try:
+        return msgspec.convert(migrate(plain), RunRecord)
+    except (msgspec.ValidationError, SpecError) as error:
+        raise RecordError(f"record {plain.get('id')!r} is damaged: {error}") from None
 
 
 def migrate(plain: dict[str, Any]) -> dict[str, Any]:
@@ -126,10 +134,3 @@ def without_removed_settings(spec: Any) -> Any:
     if not isinstance(workload, dict):
         return spec
     return {**spec, "workload": {name: value for name, value in workload.items() if name not in REMOVED_SETTINGS}}
-
-
-def _convert(plain: dict[str, Any]) -> RunRecord:
-    try:
-        return msgspec.convert(plain, RunRecord)
-    except (msgspec.ValidationError, SpecError) as error:
-        raise RecordError(f"record {plain.get('id')!r} is damaged: {error}") from None

@@ -67,20 +67,12 @@ class Account:
         self._cells |= {cell.key: cell for cell in cells}
 
     def settle(self, key: str, record: RunRecord) -> None:
-        failure = record.failure
-        self._cells[key] = SettledCell(
-            key=key,
-            status="done" if failure is None else "failed",
-            record_id=record.id,
-            failure_kind=failure.kind if failure else None,
-            failure_stage=failure.stage if failure else None,
-            failure_message=failure.message if failure else None,
-        )
+        self._cells[key] = SettledCell.by(key, record)
 
     def forget(self) -> None:
         self._cells.clear()
 
-    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None: ...
+    def tell(self, done: int, total: int, now: str, *, done_before: int) -> None: ...
 
     def observe(self, telemetry: TelemetrySample) -> None: ...
 
@@ -174,11 +166,11 @@ class GridRun:
                 measure_side_by_side([[cell.spec for cell in group] for group in chunk], door, journals, observer)
 
     def _measure_elsewhere(self, cells: Sequence[Cell], spread: Spread) -> None:
-        self.ledger.announce(self._done, len(self.plan.cells), "spread over other machines", done_before=self._done)
+        self.ledger.tell(self._done, len(self.plan.cells), "spread over other machines", done_before=self._done)
         for index, record in spread([cell.spec for cell in cells]):
             self._begin([cells[index]])
             self._settle(cells[index], record)
-            self.ledger.announce(self._done, len(self.plan.cells), _words(record.spec), done_before=self._done_before)
+            self.ledger.tell(self._done, len(self.plan.cells), _words(record.spec), done_before=self._done_before)
 
     def _decide(self, retry_failed: bool) -> None:
         settled = self.ledger.cells()
@@ -216,7 +208,7 @@ class GridRun:
     def _begin(self, cells: Sequence[Cell]) -> None:
         done, total = self._done, len(self.plan.cells)
         self.place.observer.measuring(cells, min(done + 1, total), total)
-        self.ledger.announce(done, total, _words(cells[0].spec), done_before=self._done_before)
+        self.ledger.tell(done, total, _words(cells[0].spec), done_before=self._done_before)
 
     def _settle(self, cell: Cell, record: RunRecord) -> None:
         self.ledger.settle(cell.key, record)

@@ -15,8 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from redline import __version__
 from redline.show.result import Link, Result, no_link, web
 
-STATIC = {"serve.js": "text/javascript", "serve.css": "text/css"}
-
 
 def static_file(name: str) -> str:
     return (files("redline.show") / "static" / name).read_text(encoding="utf-8")

@@ -9,32 +9,31 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+from urllib.parse import quote
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import Connection, Table, select
 
-from redline.model.errors import RecordError, SpecError, StoreError, UsageError
+from redline.model.errors import RecordError, StoreError, UsageError
 from redline.model.files import MOST_DOCUMENT_BYTES, open_to_read, read_up_to
-from redline.model.migrations import migrate
+from redline.model.migrations import record_of
 from redline.model.record import RunRecord
-from redline.store.codec import DAMAGE, with_trace_path
-from redline.store.schema import OWNED, ceilings, keep_points, put, records, tunes
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
+from redline.store.schema import OWNED, ceilings, keep_points, put, records, tunes, with_trace
 
 MAGIC = b"REDLINE1"
 LONGEST = 1 << 30
 """The longest frame: a length beyond it is damage."""
+SMALLEST_ROW = 32
+"""Bytes that a row takes at least: so many rows a damaged file may have at most."""
 OTHERS = (tunes, ceilings)
 TABLES = {table.name: table for table in (records, *OWNED, *OTHERS)}
-PACKING_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
-"""These are the errors that gzip raises for damaged bytes."""
 
 StoredRow = tuple[str, dict[str, Any]]
 """The name of a table comes first, then one row of it."""
@@ -46,37 +45,34 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were there already, and stayed as they are."""
 
 
-def rows_of(connection: Connection, ids: Sequence[str]) -> Iterator[StoredRow]:
+def rows_of(connection: Connection, ids: Sequence[str] = ()) -> Iterator[StoredRow]:
     """Yields all records in order, or some, each followed by what belongs to it. Searches and ceilings follow if all are asked for."""
-    asked = select(records.c.id).order_by(records.c.id)
-    for record_id in sorted(ids) if ids else connection.execute(asked).scalars().all():
+    every = select(records.c.id).order_by(records.c.id)
+    for record_id in sorted(ids) or connection.execute(every).scalars().all():
         for table in (records, *OWNED):
-            key = (table.c.id if table is records else table.c.record_id) == record_id
-            yield from _stored(connection, table, key)
-    for table in OTHERS if not ids else ():
+            yield from _stored(connection, table, (table.c.id if table is records else table.c.record_id) == record_id)
+    for table in () if ids else OTHERS:
         yield from _stored(connection, table)
 
 
-def _stored(connection: Connection, table: Any, *which: Any) -> Iterator[StoredRow]:
-    for row in connection.execute(select(table).where(*which).order_by(*table.primary_key.columns)).mappings():
+def _stored(connection: Connection, table: Table, *which: Any) -> Iterator[StoredRow]:
+    for row in connection.execute(select(table).where(*which).order_by(*table.primary_key)).mappings():
         # SQLAlchemy's names are a kind of text that msgpack does not know.
         yield str(table.name), {str(name): value for name, value in row.items()}
 
 
 def store_rows(connection: Connection, rows: Iterable[StoredRow]) -> Imported:
     """Add the rows that are not there yet. What belongs to a record is added with the record only."""
-    added: list[str] = []
+    added: dict[str, None] = {}
     known = 0
-    owned = {table.name for table in OWNED}
     for name, row in rows:
-        if name in owned and row.get("record_id") not in added[-1:]:
+        if TABLES[name] in OWNED and row["record_id"] not in added:
             continue
         is_new = put(connection, TABLES[name], row, replace=False) > 0
         if name == records.name:
             known += not is_new
-            added += [row["id"]] if is_new else []
-    for record_id in added:
-        keep_points(connection, [record_id])
+            added |= {row["id"]: None} if is_new else {}
+    keep_points(connection, added)
     return Imported(added=len(added), known=known)
 
 
@@ -94,77 +90,13 @@ def write_archive(rows: Iterable[StoredRow], out: IO[bytes]) -> int:
     return count
 
 
-def read_archive(path: Path) -> Iterator[StoredRow]:
-    """Yields the rows of a back-up. Raises at the first damage, so that whoever stores them stores nothing."""
-    digest = hashlib.sha256()
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
+    """A file for reading, unpacked where gzip has compressed it. Whatever cannot be read in it is said in one line."""
     try:
-        with open_unpacked(path) as file:
-            file.read(len(MAGIC))
-            for body in _frames(file, path):
-                match _decoded(body, path):
-                    case ["end", int(), bytes(written)]:
-                        if written != digest.digest() or file.read(1):
-                            raise StoreError(f"{path} is damaged: its digest does not fit; nothing was added")
-                        return
-                    case [str(name), dict(row)] if name in TABLES and _fits(name, row):
-                        digest.update(body)
-                        yield name, row
-                    case _:
-                        raise StoreError(f"{path} is of another version of Redline, or damaged; nothing was added")
-        raise StoreError(f"{path} ends in the middle; nothing was added")
-    except PACKING_DAMAGE as error:
-        raise StoreError(f"{path} is damaged: {error}; nothing was added") from None
-
-
-def _fits(name: str, row: dict[str, Any]) -> bool:
-    """An archive of an older layout may lack columns that were added since, where these may be empty."""
-    columns = TABLES[name].columns
-    return set(row) <= set(columns.keys()) and all(column.nullable or column.name in row for column in columns)
-
-
-def _frames(file: BufferedIOBase, path: Path) -> Iterator[bytes]:
-    while head := file.read(4):
-        length = int.from_bytes(head, "big")
-        body = file.read(length) if length <= LONGEST else b""
-        if len(head) != 4 or len(body) != length:
-            raise StoreError(f"{path} ends in the middle; nothing was added")
-        yield body
-
-
-def _decoded(body: bytes, path: Path) -> Any:
-    try:
-        return msgspec.msgpack.decode(body)
-    except DAMAGE as error:
-        raise StoreError(f"{path} is damaged: {error}; nothing was added") from None
-
-
-def is_archive(path: Path) -> bool:
-    try:
-        with open_unpacked(path) as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except PACKING_DAMAGE as error:
-        raise UsageError(f"{path} is damaged: {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def open_unpacked(path: Path) -> BufferedIOBase:
-    """A file for reading, unpacked where gzip has compressed it."""
-    file = open_to_read(path)
-    if file.peek(2)[:2] != b"\x1f\x8b":
-        return file
-    unpacked = gzip.GzipFile(fileobj=file)
-    # The file is closed with what unpacks it; the type in typeshed is narrower than what gzip takes.
-    unpacked.myfileobj = file  # type: ignore[assignment]
-    return unpacked
-
-
-def read_json(path: Path) -> Any:
-    """Returns what a JSON file holds, also where gzip has compressed it."""
-    try:
-        with open_unpacked(path) as file:
-            return msgspec.json.decode(read_up_to(file, MOST_DOCUMENT_BYTES, str(path)))
-    except PACKING_DAMAGE as error:
+        with open_to_read(path) as file:
+            yield gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
@@ -172,27 +104,77 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path} is neither a back-up nor a history nor a JSON document of Redline: {error}") from None
 
 
-def has_raw_records(document: Any) -> bool:
-    """Returns whether `history export --format json --raw` wrote the document."""
-    return isinstance(document, dict) and all(isinstance(document.get(name), list) for name in ("results", "records"))
+def is_archive(path: Path) -> bool:
+    with _opened(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read_archive(path: Path) -> Iterator[StoredRow]:
+    """Yields the rows of a back-up. Raises at the first damage, so that whoever stores them stores nothing."""
+    digest = hashlib.sha256()
+    with _opened(path) as file:
+        file.read(len(MAGIC))
+        while (length := int.from_bytes(head := file.read(4), "big")) <= LONGEST and len(head) == 4:
+            body = file.read(length)
+            match msgspec.msgpack.decode(body):
+                case ["end", int(), written] if written == digest.digest() and not file.read(1):
+                    return
+                case [str(name), dict(row)] if name in TABLES and _fits(name, row):
+                    digest.update(body)
+                    yield name, row
+                case _:
+                    break
+    raise StoreError(f"{path} is cut short, damaged or of another version of Redline; nothing was added")
+
+
+def read_damaged(path: Path) -> Iterator[StoredRow]:
+    """Yields the rows that SQLite can still read in a damaged file, which stays as it is.
+
+    A range of rows that cannot be read is halved until it is one row. A row whose bits changed without becoming invalid cannot be told
+    from a sound one, and a record may lack some of its blocks.
+    """
+    most = path.stat().st_size // SMALLEST_ROW
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
+        connection.execute(
+            "PRAGMA writable_schema = ON"
+        )  # nothing is written; a damaged schema is read as far as it goes
+        for name in TABLES:
+            with suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # the way to the whole table is damaged
+                connection.execute(f"SELECT * FROM {name} LIMIT 0")
+                ranges = [range(1, most + 1)]
+                while ranges:
+                    ids = ranges.pop()
+                    try:
+                        asked = f"SELECT * FROM {name} WHERE rowid BETWEEN ? AND ?"
+                        rows = [dict(row) for row in connection.execute(asked, (ids[0], ids[-1]))]
+                    except sqlite3.DatabaseError:
+                        half = len(ids) // 2
+                        ranges += [ids[half:], ids[:half]] if half else []
+                    else:
+                        yield from ((name, row) for row in rows if _fits(name, row))
+
+
+def _fits(name: str, row: dict[str, Any]) -> bool:
+    """An archive of an older layout may lack columns that were added since, where these may be empty."""
+    columns = TABLES[name].columns
+    return set(row) <= set(columns.keys()) and all(
+        column.nullable or row.get(column.name) is not None for column in columns
+    )
 
 
 def read_exported(path: Path) -> list[RunRecord]:
     """Returns the records of an exported document without the paths of their traces. Old ones go through the migrations."""
-    document = read_json(path)
-    if not has_raw_records(document):
+    with _opened(path) as file:
+        document = msgspec.json.decode(read_up_to(file, MOST_DOCUMENT_BYTES, str(path)))
+    if not isinstance(document, dict) or not all(
+        isinstance(document.get(name), list) for name in ("results", "records")
+    ):
         raise UsageError(
             f"{path} holds no records, and what --json prints is not read back: --save FILE.redline writes the records "
             "beside the answer, 'redline history export --format archive -o FILE' those of the history"
         )
-    return [_record(plain, path) for plain in document["records"]]
-
-
-def _record(plain: Any, path: Path) -> RunRecord:
-    if not isinstance(plain, dict):
-        raise RecordError(f"{path}: not a record: expected a table")
     try:
-        record = msgspec.convert(migrate(plain), RunRecord)
-        return record if record.trace is None else with_trace_path(record, "")
-    except (msgspec.ValidationError, SpecError) as error:
-        raise RecordError(f"{path}: record {plain.get('id')!r} is damaged: {error}") from None
+        return [with_trace(record_of(plain), None) for plain in document["records"]]
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from None

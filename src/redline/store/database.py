@@ -1,21 +1,26 @@
-"""Finds and opens the database of a history. Several processes may write to it, a server may go away, and errors are one line."""
+"""Where a history lies, and its transactions: several processes write to it, a server may go away, and every error is one line.
+
+SQLite needs three things said to it that a server does not: a writer takes the lock before it reads, changes go through a write-ahead log, and a
+connection that came through a fork is not touched. Nothing else in the package knows which of the two databases it talks to.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import shlex
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import platformdirs
-from sqlalchemy import Connection, Engine, QueuePool, RowMapping, create_engine, event, text
+from sqlalchemy import Connection, Engine, Executable, QueuePool, Select, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
@@ -26,17 +31,15 @@ from redline.store import schema
 VARIABLE = "REDLINE_STORE"
 """Environment variable: a database URL, or the path of a SQLite file."""
 KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
-SQLITE_MAGIC = b"SQLite format 3\0"
-"""Every SQLite file begins with this."""
+ELSEWHERE = f"set {VARIABLE} to another location"
 
 SYNCHRONOUS = {"durable": "FULL", "usual": "NORMAL"}
 """With its write-ahead log, SQLite is safe from crashes with NORMAL, and with FULL from a power cut too."""
-
 PATIENCE_S = 300.0
-"""A server that was there before and has gone away is waited for this long."""
+"""A server that was there before and has gone away is waited for this long: five minutes are enough to start it again."""
 RETRY_S = 1.0
-BUSY_SECONDS = 60
-"""A writer waits this long for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
+BUSY_S = 60
+"""A writer to a SQLite file waits this long for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -46,13 +49,10 @@ OnNote = Callable[[str], None]
 # `sqlite:/x` is a mistyped URL; taken as a path it would silently start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
 _SECRETS = re.compile(r"(?<=:).*@|\?.*")
-_DRIVER = "psycopg"
-"""The only driver for PostgreSQL: its error codes tell errors apart."""
 _SERVER_OPTIONS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A server whose machine is gone must be noticed, not waited for until the network gives up."""
 _AWAY_STATES = ("57P01", "57P02", "57P03")
 """PostgreSQL uses these codes for shutting down, crashed and starting up. Class 08 is a broken connection."""
-_ELSEWHERE = f"set {VARIABLE} to another location"
 
 # SQLite forbids even closing a connection that came through a fork, so the child keeps the parent's alive, unused.
 _abandoned: list[object] = []
@@ -60,29 +60,17 @@ _abandoned: list[object] = []
 
 def resolve(location: str | None = None) -> URL:
     """Returns the URL meant by `location`, else by the environment, else that of this user's history."""
-    location = location or os.environ.get(VARIABLE)
-    if not location:
-        return _file(str(platformdirs.user_data_path("redline") / "history.sqlite"))
+    location = location or os.environ.get(VARIABLE) or str(platformdirs.user_data_path("redline") / "history.sqlite")
     if not _URL.match(location):
         return _file(location)
-    try:
+    with suppress(ArgumentError, ValueError):
         url = make_url(location)
-    except (ArgumentError, ValueError):
-        # A text that cannot be parsed may hold a password anywhere, so only what surely is none is shown.
-        shown = _SECRETS.sub("…", location)
-        raise StoreError(f"cannot read {shown!r} as a location for the history: write {KINDS}") from None
-    backend, _, driver = url.drivername.partition("+")
-    if backend in ("postgres", "postgresql"):
-        if driver not in ("", _DRIVER):
-            written = "write postgresql://USER@HOST/DATABASE"
-            raise StoreError(f"no history by the driver {driver!r} ({describe(url)}): {written}")
-        return url.set(drivername=f"postgresql+{_DRIVER}")  # SQLAlchemy's own default differs between its versions
-    if backend != "sqlite" or driver not in ("", "pysqlite"):
-        raise StoreError(f"no history in {url.drivername!r} ({describe(url)}): set {VARIABLE} to {KINDS}")
-    if url.query:
-        option = next(iter(url.query))
-        raise StoreError(f"the URL of a SQLite history has no options, got {option!r}: set {VARIABLE} to {KINDS}")
-    return _file(url.database or ":memory:")
+        if url.drivername in ("sqlite", "sqlite+pysqlite") and not url.query:
+            return _file(url.database or ":memory:")
+        if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+            return url.set(drivername="postgresql+psycopg")  # SQLAlchemy's own default differs between its versions
+    # A text that cannot be parsed may hold a password anywhere, so only what surely is none is shown.
+    raise StoreError(f"cannot read {_SECRETS.sub('…', location)!r} as a location for the history: write {KINDS}")
 
 
 def _file(path: str) -> URL:
@@ -104,19 +92,11 @@ def file_of(url: URL) -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
-def folder_of_files(url: URL) -> Path:
-    """Returns the folder of the files that belong to a history: beside a SQLite file, else this user's data folder."""
-    path = file_of(url)
-    return path.parent if path is not None else Path(platformdirs.user_data_path("redline"))
-
-
 def is_sqlite(path: Path) -> bool:
     """Returns whether a file says that it is one of SQLite's. One that cannot be read does not."""
-    try:
-        with open_to_read(path) as file:
-            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-    except OSError:
-        return False
+    with suppress(OSError), open_to_read(path) as file:
+        return file.read(16) == b"SQLite format 3\0"
+    return False
 
 
 class Database:
@@ -130,6 +110,11 @@ class Database:
         on_note: OnNote = lambda note: None,
         patience_s: float | None = None,
     ) -> None:
+        """Make the folder, the file and the tables where they are missing, and update older tables.
+
+        `only_to_read` creates and changes nothing: what is not there reads as empty, and the tables of an older file are
+        updated in a copy in memory.
+        """
         self.url = url
         self.location = describe(url)
         self.only_to_read = only_to_read
@@ -137,83 +122,79 @@ class Database:
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._was_there = False
         self._process = os.getpid()
-        self._engine = _engine(url, self.location, only_to_read=only_to_read)
-
-    @classmethod
-    def open(
-        cls,
-        url: URL,
-        *,
-        only_to_read: bool = False,
-        on_note: OnNote = lambda note: None,
-        patience_s: float | None = None,
-    ) -> Database:
-        """Make the folder, the file and the tables where they are missing, and update older tables.
-
-        `only_to_read` creates and changes nothing: what is not there reads as empty, and older tables are updated in a
-        copy in memory.
-        """
         path = file_of(url)
+        if path is not None and not only_to_read:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                why = error.strerror or error
+                raise StoreError(
+                    f"cannot make the folder of the history at {self.location}: {why}; {ELSEWHERE}"
+                ) from error
         if only_to_read and path is not None and _is_missing(path):
-            return cls._in_memory(url)
-        if not only_to_read and path is not None:
-            _make_folder(path.parent, describe(url))
-        database = cls(url, only_to_read=only_to_read, on_note=on_note, patience_s=patience_s)
+            self._engine = self._stand_in(None)
+            return
+        self._engine = engine = _engine(url, self.location, only_to_read)
         try:
-            with database._in_one_line("open"):
+            with self._in_one_line("open"):
                 if not only_to_read:
-                    database.refuse_damage()
-                with database._engine.begin() as connection:
-                    found = schema.version(connection)
-                    if found != schema.LAYOUT and only_to_read:
-                        return cls._stand_in(url, connection, found)
-            if found != schema.LAYOUT:
-                database.write(lambda connection: schema.bring_up(connection, database.location), doing="open")
-            database._was_there = True
-            return database
+                    self.refuse_damage()
+                with engine.begin() as connection:
+                    layout = schema.layout_of(connection, self.location)
+                    if only_to_read and layout != schema.LAYOUT:
+                        self._engine = self._stand_in(None if layout is None else connection)
+            if not only_to_read and layout != schema.LAYOUT:
+                self.write(lambda connection: schema.bring_up(connection, self.location), doing="open")
+            self._was_there = True
         finally:
-            if not database._was_there:
-                database.close()
+            if not self._was_there or self._engine is not engine:
+                engine.dispose()
 
-    @classmethod
-    def _stand_in(cls, url: URL, connection: Connection, found: int | None) -> Database:
-        """Returns what a database of another layout, or without any, is read as."""
-        location = describe(url)
-        if found is None:
-            schema.check_foreign(connection, location)
-            return cls._in_memory(url)
-        schema.check_readable(found, location)
-        if connection.dialect.name == "sqlite":
-            return cls._in_memory(url, connection.connection.driver_connection)
-        raise StoreError(
-            f"the history at {location} has layout {found}: any command that measures updates it, reading alone does not"
-        )
-
-    @classmethod
-    def _in_memory(cls, url: URL, source: Any = None) -> Database:
-        """A stand-in that is empty, or a copy of `source`, with today's tables."""
-        database = cls(URL.create("sqlite"))
+    def _stand_in(self, source: Connection | None) -> Engine:
+        """Returns a database in memory that is empty, or a copy of the one behind `source`, with today's tables."""
+        if source is not None and source.dialect.name != "sqlite":
+            raise StoreError(
+                f"the history at {self.location} has an older layout: any command that measures updates it, reading alone does not"
+            )
+        engine = _engine(URL.create("sqlite"), self.location, only_to_read=False)
         if source is not None:
-            with database._engine.connect() as connection:
-                source.backup(connection.connection.driver_connection)
-        database.write(lambda connection: schema.bring_up(connection, describe(url)))
-        database.url, database.location, database.only_to_read = url, describe(url), True
-        return database
+            with engine.connect() as connection:
+                there: Any = source.connection.driver_connection
+                there.backup(connection.connection.driver_connection)
+        with engine.begin() as connection:
+            schema.bring_up(connection, self.location)
+        return engine
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """On SQLite one snapshot; on PostgreSQL a later statement may see more. Nothing is ever taken away, so no harm."""
         self._mind_forks()
         with self._in_one_line("read"):
-            try:
-                connection = self._engine.connect()
-            except DBAPIError as error:
-                if not self._patience_s or not self._is_away(error):
-                    raise
-                self._wait(error)
-                connection = self._engine.connect()
+            connection = self._patiently(lambda: self._engine.connect(), self._patience_s)
             with connection, connection.begin():
                 yield connection
+
+    def rows(self, statement: Select[Any], kind: type[S]) -> list[S]:
+        """Returns rows as they are stored. What is not of its kind, in a foreign history, is left out and named in the log."""
+        rows = []
+        with self.reading() as connection:
+            found = connection.execute(statement).mappings().all()
+        for columns in found:
+            try:
+                rows.append(msgspec.convert({str(name): value for name, value in columns.items()}, kind))
+            except msgspec.ValidationError as error:
+                self.refuse_damage(error)
+                logging.getLogger(__name__).warning("left out a damaged %s: %s", kind.__name__, error)
+        return rows
+
+    def values(self, statement: Select[Any]) -> list[Any]:
+        """Returns the first column of what a statement selects."""
+        with self.reading() as connection:
+            return list(connection.execute(statement).scalars())
+
+    def execute(self, statement: Executable, *, durable: bool = False) -> int:
+        """Change something in a transaction of its own, and return how many rows that were."""
+        return self.write(lambda connection: connection.execute(statement).rowcount, durable=durable)
 
     def write(
         self, deed: Callable[[Connection], R], *, durable: bool = False, patient: bool = True, doing: str = "write to"
@@ -226,16 +207,42 @@ class Database:
         if self.only_to_read:
             raise StoreError(f"cannot write to the history at {self.location}: it was opened only to read")
         self._mind_forks()
+
+        def attempt() -> R:
+            with self._engine.connect() as connection:
+                connection.execution_options(redline_writes="durable" if durable else "usual")
+                with connection.begin():
+                    return deed(connection)
+
+        with self._in_one_line(doing):
+            return self._patiently(attempt, self._patience_s if patient else 0.0)
+
+    def _patiently(self, attempt: Callable[[], R], patience_s: float) -> R:
+        """The one rule for a server that is away: try again every second, say so once, and give up when the time is over."""
+        began: float | None = None
         while True:
             try:
-                with self._in_one_line(doing), self._engine.connect() as connection:
-                    connection.execution_options(redline_writes="durable" if durable else "usual")
-                    with connection.begin():
-                        return deed(connection)
-            except StoreError as error:
-                if not patient or not self._is_away(error.__cause__):
+                found = attempt()
+            except DBAPIError as error:
+                if not patience_s or not self._is_away(error):
                     raise
-                self._wait(error)
+                now = time.monotonic()
+                if began is None:
+                    began = now
+                    self._on_note(
+                        f"the server of the history at {self.location} is away; waiting up to {patience_s:g} s"
+                    )
+                left_s = began + patience_s - now
+                if left_s <= 0:
+                    raise StoreError(
+                        f"the server of the history at {self.location} has been away for {patience_s:g} s: start it and give the "
+                        "same command again; all that was stored before is there, and a sweep or a search goes on from it"
+                    ) from error
+                time.sleep(min(RETRY_S, left_s))
+            else:
+                if began is not None:
+                    self._on_note(f"the server of the history at {self.location} is back")
+                return found
 
     @property
     def on_server(self) -> bool:
@@ -253,49 +260,20 @@ class Database:
         now, started = connection.execute(text(f"SELECT {epochs}")).one()
         return now, started
 
-    def _is_away(self, error: BaseException | None) -> bool:
+    def _is_away(self, error: DBAPIError) -> bool:
         """Returns whether a server that answered before does not any more. One that never did is a mistake in its URL."""
-        if not self.on_server or not self._was_there or not isinstance(error, DBAPIError):
+        if not self.on_server or not self._was_there:
             return False
         state = getattr(error.orig, "sqlstate", None)
         if state is None:
             return error.connection_invalidated or isinstance(error, OperationalError)
         return str(state).startswith("08") or state in _AWAY_STATES
 
-    def _wait(self, error: BaseException) -> None:
-        """Waits until the server answers, and raises when it takes too long."""
-        self._on_note(f"the server of the history at {self.location} is away; waiting up to {self._patience_s:g} s")
-        deadline = time.monotonic() + self._patience_s
-        while time.monotonic() < deadline:
-            time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
-            try:
-                self._engine.connect().close()
-            except DBAPIError as still:
-                error = still
-            else:
-                self._on_note(f"the server of the history at {self.location} is back")
-                return
-        raise StoreError(
-            f"the server of the history at {self.location} has been away for {self._patience_s:g} s: start it and give the "
-            "same command again; all that was stored before is there, and a sweep or a search goes on from it"
-        ) from error
-
     def _mind_forks(self) -> None:
         if os.getpid() != self._process:
             _abandoned.append(self._engine.pool)
             self._engine.dispose(close=False)
             self._process = os.getpid()
-
-    def readable(self, found: Iterable[RowMapping], kind: type[S]) -> list[S]:
-        """Rows as they are stored. What is not of its kind, in a foreign history, is left out and named in the log."""
-        rows = []
-        for columns in found:
-            try:
-                rows.append(msgspec.convert({str(name): value for name, value in columns.items()}, kind))
-            except msgspec.ValidationError as error:
-                self.refuse_damage(error)
-                logging.getLogger(__name__).warning("left out a damaged %s: %s", kind.__name__, error)
-        return rows
 
     @contextmanager
     def _in_one_line(self, doing: str) -> Iterator[None]:
@@ -306,14 +284,16 @@ class Database:
             raise
         except Exception as error:
             self.refuse_damage(error)
-            if not isinstance(
-                error, SQLAlchemyError | OverflowError
-            ):  # the latter: a number beyond 64 bits in a document
+            # An OverflowError is a number beyond 64 bits in a document.
+            if not isinstance(error, SQLAlchemyError | OverflowError):
                 raise
             cause = error.orig if isinstance(error, DBAPIError) else None
             said = " ".join(str(cause or error).split())
-            advice = f"; {_advice(cause)}" if cause else ""
-            raise StoreError(f"cannot {doing} the history at {self.location}: {said}{advice}") from error
+            # The last byte is the kind of the error; the rest says more about it.
+            advice = _ADVICE.get(getattr(cause, "sqlite_errorcode", 0) & 0xFF, "fix that")
+            raise StoreError(
+                f"cannot {doing} the history at {self.location}: {said}; {advice} or {ELSEWHERE}"
+            ) from error
 
     def refuse_damage(self, cause: BaseException | None = None) -> None:
         """Raise if SQLite finds the file damaged. Looks at all of it, and writes nothing."""
@@ -322,9 +302,18 @@ class Database:
         damage = str(found) if _is_corrupt(found) else None if path is None else damage_of(path)
         if damage is not None:
             raise StoreError(
-                f"the history at {self.location} is damaged ({damage}): 'redline history recover' writes every record "
-                "that can be read to a new file, and leaves this one as it is"
+                f"the history at {self.location} is damaged ({damage}): 'redline history import {shlex.quote(self.location)}' adds what can be "
+                f"read of it to a new one, for which {ELSEWHERE}"
             ) from cause
+
+
+_ADVICE = {
+    sqlite3.SQLITE_READONLY: "make the file and its folder writable",
+    sqlite3.SQLITE_CANTOPEN: "check that it is a file in a folder you may write to",
+    sqlite3.SQLITE_BUSY: "another program holds it: try again when that is done",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "the disk may be full or broken: free some space",
+}
 
 
 def _is_missing(path: Path) -> bool:
@@ -346,7 +335,7 @@ def damage_of(path: Path) -> str | None:
     if not is_sqlite(path):
         return None
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as connection:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
             (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except UnicodeDecodeError:  # in the message of an error that quotes what it cannot read
         return "its schema cannot be read"
@@ -355,59 +344,39 @@ def damage_of(path: Path) -> str | None:
     return None if said == "ok" else " ".join(said.removeprefix("*** in database main ***").split())
 
 
-_ADVICE = {
-    sqlite3.SQLITE_NOTADB: (
-        f"if it was one, 'redline history recover' writes what can be read of it to a new file; otherwise {_ELSEWHERE}"
-    ),
-    sqlite3.SQLITE_READONLY: f"make the file and its folder writable or {_ELSEWHERE}",
-    sqlite3.SQLITE_CANTOPEN: f"check that it is a file in a folder you may write to, or {_ELSEWHERE}",
-    sqlite3.SQLITE_BUSY: "another program holds it: try again when that is done",
-    sqlite3.SQLITE_FULL: f"free some space or {_ELSEWHERE}",
-    sqlite3.SQLITE_IOERR: f"the disk may be full or broken: free some space or {_ELSEWHERE}",
-}
-
-
-def _advice(error: BaseException | None) -> str:
-    # The last byte is the kind of the error; the rest says more about it.
-    return _ADVICE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, f"fix that or {_ELSEWHERE}")
-
-
-def _make_folder(folder: Path, location: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise StoreError(f"no history at {location}: {folder} is not a folder; {_ELSEWHERE}") from None
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise StoreError(f"cannot make the folder of the history at {location}: {why}; {_ELSEWHERE}") from error
-
-
-def _engine(url: URL, location: str, *, only_to_read: bool) -> Engine:
-    path = file_of(url)
-    if path is not None and path.is_dir():
-        raise StoreError(f"no history at {location}: it is a folder; name a file in it or {_ELSEWHERE}")
+def _engine(url: URL, location: str, only_to_read: bool) -> Engine:
     if url.get_backend_name() != "sqlite":
-        return _server_engine(url, location, only_to_read=only_to_read)
-    opened = url
+        options = {name: value for name, value in _SERVER_OPTIONS.items() if name not in url.query}
+        try:
+            # A server may hang up between two long measurements, so a connection is tried before it is used.
+            engine = create_engine(url, pool_pre_ping=True, connect_args=options)
+        except ImportError:
+            raise MissingExtra(f"the history at {location}", "psycopg", "postgres") from None
+        except TypeError as error:  # options in the URL that are not the driver's
+            raise StoreError(f"cannot open the history at {location}: {error}; set {VARIABLE} to {KINDS}") from None
+        return engine.execution_options(postgresql_readonly=True) if only_to_read else engine
+    path = file_of(url)
     if path is not None and only_to_read:
         # In a folder where nothing may be written, SQLite cannot make the index of its log that it would read through.
         # Without a log nobody is writing, and it needs none.
         is_open_elsewhere = os.path.exists(path.with_name(f"{path.name}-wal"))
         query = {"mode": "ro", "uri": "true"}
         query |= {} if is_open_elsewhere or os.access(path.parent, os.W_OK) else {"immutable": "1"}
-        opened = URL.create("sqlite", database=f"file:{quote(str(path))}", query=query)
+        url = URL.create("sqlite", database=f"file:{quote(str(path))}", query=query)
     # Each connection to memory is a database of its own: there is one, and threads take turns.
     shared: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if path is None else {}
-    options = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-    engine = create_engine(opened, connect_args=options, poolclass=QueuePool, **shared)
+    engine = create_engine(
+        url, connect_args={"timeout": BUSY_S, "check_same_thread": False}, poolclass=QueuePool, **shared
+    )
 
     @event.listens_for(engine, "connect")
     def _tune(connection: Any, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
         connection.execute("PRAGMA foreign_keys = ON")
         if not only_to_read:
-            _write_ahead(connection)
+            # Changing the journal does not wait for its turn: of several who open a new file at once all but one are refused, and use what that one sets.
+            with suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA journal_mode = WAL")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -419,34 +388,3 @@ def _engine(url: URL, location: str, *, only_to_read: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
-
-
-def _write_ahead(connection: Any) -> None:
-    """Switch to write-ahead logging, once in the life of a file.
-
-    Changing the journal does not wait for its turn as other statements do: when several processes open a new file
-    at the same moment, all but one are refused and must ask again.
-    """
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-            if mode == "delete":
-                connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-def _server_engine(url: URL, location: str, *, only_to_read: bool) -> Engine:
-    options = {name: value for name, value in _SERVER_OPTIONS.items() if name not in url.query}
-    try:
-        # A server may hang up between two long measurements, so a connection is tried before it is used.
-        engine = create_engine(url, pool_pre_ping=True, connect_args=options)
-    except ImportError:
-        raise MissingExtra(f"the history at {location}", "psycopg", "postgres") from None
-    except TypeError as error:  # options in the URL that are not the driver's
-        raise StoreError(f"cannot open the history at {location}: {error}; set {VARIABLE} to {KINDS}") from None
-    return engine.execution_options(postgresql_readonly=True) if only_to_read else engine

@@ -5,21 +5,36 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import IO, Any, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import Text, case, delete, func, or_, select
+import platformdirs
+from sqlalchemy import Column, Connection, Select, bindparam, delete, func, select
 
 from redline.model.errors import RecordError, StoreError
-from redline.model.identity import Series
+from redline.model.fields import LAST_MOMENT
+from redline.model.identity import Series, device_key_of_ceilings
 from redline.model.record import Block, RunRecord
-from redline.store.archive import Imported, is_archive, read_archive, read_exported, rows_of, store_rows, write_archive
-from redline.store.codec import (
+from redline.model.work import Ceilings
+from redline.store.archive import (
+    Imported,
+    is_archive,
+    read_archive,
+    read_damaged,
+    read_exported,
+    rows_of,
+    store_rows,
+    write_archive,
+)
+from redline.store.database import Database, OnNote, damage_of, file_of, is_sqlite, resolve
+from redline.store.ledgers import Hold, SweepLedger, TuneLedger, activities
+from redline.store.schema import (
+    OWNED,
+    WRITER,
     Activity,
     ActivityKind,
     Mark,
@@ -28,47 +43,35 @@ from redline.store.codec import (
     Row,
     SeriesSeen,
     Status,
-    column_text,
-    pack_block,
-    row_from,
-    unpack,
-    with_found_trace,
-    with_stored_trace,
-)
-from redline.store.database import Database, OnNote, folder_of_files, is_sqlite, resolve
-from redline.store.ledgers import CeilingShelf, Hold, SweepLedger, TuneLedger, activities
-from redline.store.recover import Salvage
-from redline.store.schema import (
-    OWNED,
-    RENAMED,
-    ROW,
-    WRITER,
     blocks,
+    ceilings,
+    column_text,
+    columns_of,
     holders,
     marks,
     points,
+    portions,
     put,
+    read_ceilings,
     records,
     series,
     sweep_cells,
+    unpack,
+    with_trace,
     write_record,
 )
 from redline.system.processes import is_gone
 
-if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, Select
-
 OnUnreadable = Callable[[str, RecordError], None]
 """Called with the id of a record that was left out, and why."""
 
-HEAD = (records.c.id, records.c.head)
-IDS_AT_ONCE = 10_000
-"""Below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
+HEAD: tuple[Column[Any], ...] = (records.c.id, records.c.head)
 
 
 class Filters(TypedDict, total=False):
     """Filters choose the records that `rows` and `find` of a history return. One that is left out excludes none."""
 
+    id: str | None
     model: str | None
     task: str | None
     recipe: str | None
@@ -83,20 +86,19 @@ class Filters(TypedDict, total=False):
 
 
 def _matching(
-    columns: Sequence[ColumnElement[Any]],
+    columns: Sequence[Column[Any]],
     since: float | None = None,
     limit: int | None = None,
     newest_first: bool = True,
     **exact: Any,
 ) -> Select[Any]:
     """Selects `columns` of the records that fit, in order of time."""
-    fits = {records.c[RENAMED.get(name, name)]: value for name, value in exact.items()}
-    statement = select(*columns).where(*(column == column_text(v) for column, v in fits.items() if v is not None))
-    if since is not None:
-        statement = statement.where(records.c.created_at >= since)
+    fields = dict(zip(Row.__struct_fields__, columns_of(records, Row), strict=True))
+    fits = [fields[name] == column_text(value) for name, value in exact.items() if value is not None]
+    fits += [] if since is None else [records.c.created_at >= since]
     order = (records.c.created_at, records.c.id)  # ids sort by time too and settle what falls on one instant
-    statement = statement.order_by(*(column.desc() if newest_first else column for column in order))
-    return statement if limit is None else statement.limit(limit)
+    in_order = [column.desc() for column in order] if newest_first else order
+    return select(*columns).where(*fits).order_by(*in_order).limit(limit)
 
 
 def _log_unreadable(record_id: str, error: RecordError) -> None:
@@ -132,7 +134,7 @@ class History:
         minutes), and `on_note` is told.
         """
         location = resolve(None if url is None else os.fspath(url))
-        return cls(Database.open(location, only_to_read=only_to_read, on_note=on_note, patience_s=patience_s))
+        return cls(Database(location, only_to_read=only_to_read, on_note=on_note, patience_s=patience_s))
 
     def require_writable(self) -> None:
         """Raise a `StoreError` now, rather than when something has been measured for minutes."""
@@ -146,8 +148,9 @@ class History:
 
     @property
     def folder(self) -> Path:
-        """The files that belong to this history, such as traces, are here."""
-        return folder_of_files(self._database.url)
+        """The files that belong to this history, such as traces: beside a SQLite file, else in this user's data folder."""
+        path = file_of(self._database.url)
+        return path.parent if path is not None else Path(platformdirs.user_data_path("redline"))
 
     def close(self) -> None:
         self._database.close()
@@ -172,7 +175,7 @@ class History:
         One process writes a record, and it numbers the blocks: a block that was stored although no answer came back has a
         number that is taken, and is not stored twice.
         """
-        body = pack_block(block)
+        body = msgspec.msgpack.encode(block)
 
         def append(connection: Connection) -> None:
             if record_id not in self._next_blocks:
@@ -193,17 +196,15 @@ class History:
         self._next_blocks.pop(record.id, None)
 
     def _write(self, record: RunRecord, *, over: bool) -> None:
-        stored = with_stored_trace(record, self.folder)
+        stored = with_trace(record, self.folder, is_stored=True)
         self._database.write(lambda connection: write_record(connection, stored, over=over))
         self.has_written = True
+
+    # Who works on what
 
     def sweep(self, name: str) -> SweepLedger:
         """Returns what is known of the cells of a sweep."""
         return SweepLedger(self._database, name)
-
-    def ceilings(self) -> CeilingShelf:
-        """Returns what is known of the devices' limits."""
-        return CeilingShelf(self._database)
 
     def tunes(self) -> TuneLedger:
         """The searches for a fastest recipe."""
@@ -213,44 +214,49 @@ class History:
         """Says what this process is at, for those who look on."""
         return Hold(self._database, kind, name)
 
-    # Reading
-
     def activities(self) -> list[Activity]:
         """Returns what processes said they are at."""
         return activities(self._database)
 
+    # The limits of devices
+
+    def ceilings(self, device_key: str) -> Ceilings | None:
+        """What a device can do at most; None where that is not known, or was measured in another way."""
+        bodies = self._database.values(select(ceilings.c.body).where(ceilings.c.device_key == device_key))
+        return read_ceilings(bodies[0]) if bodies else None
+
+    def keep_ceilings(self, measured: Ceilings) -> None:
+        """Write what a device can do at most, in the place of what was known of it."""
+        row = {
+            "device_key": device_key_of_ceilings(measured),
+            "device_name": measured.name,
+            "measured_at": measured.measured_at,
+            "body": msgspec.msgpack.encode(measured),
+        }
+        self._database.write(lambda connection: put(connection, ceilings, row))
+
+    # Reading
+
     def load(self, id_or_unique_prefix: str) -> RunRecord:
         """One record, whole. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
-        with self._database.reading() as connection:
-            record_id = _the_id(connection, id_or_unique_prefix, self.location)
-
-        def refuse(record_id: str, error: RecordError) -> None:
-            raise error
-
-        return self._records(select(*HEAD).where(records.c.id == record_id), refuse)[0]
-
-    def load_recent(self, record_id: str, most_blocks: int) -> tuple[RunRecord, int]:
-        """One record with only its last blocks, and how many there are: cheap for one that is being measured."""
-        latest = select(blocks.c.body, blocks.c.number).where(blocks.c.record_id == record_id)
-        with self._database.reading() as connection:
-            head = connection.scalar(select(records.c.head).where(records.c.id == record_id))
-            if head is None:
-                raise StoreError(f"no record {record_id!r} in {self.location}")
-            last = connection.execute(latest.order_by(blocks.c.number.desc()).limit(most_blocks)).all()
-        return unpack(record_id, head, [row.body for row in reversed(last)]), last[0].number + 1 if last else 0
+        return self.load_many([self.id_of(id_or_unique_prefix)], on_unreadable=_refuse).popitem()[1]
 
     def rows(self, **filters: Unpack[Filters]) -> list[Row]:
         """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
-        with self._database.reading() as connection:
-            found = connection.execute(_matching(ROW, **filters))
-            rows = [row_from(row) for row in self._database.readable(found.mappings(), Row)]
-            gone = _without_writer(connection, [row.id for row in rows if row.status == "running"])
-        return [msgspec.structs.replace(row, status="cut off") if row.id in gone else row for row in rows]
+        rows = self._database.rows(_matching(columns_of(records, Row), **filters), Row)
+        gone = set[str]()
+        if any(row.status == "running" for row in rows):
+            with self._database.reading() as connection:
+                writers = connection.execute(select(holders.c.name, holders.c.process)).all()
+            gone = {name for name, process in writers if name.startswith(WRITER) and is_gone(process)}
 
-    def is_cut_off(self, record_id: str) -> bool:
-        """Returns whether a record is unfinished and the process that wrote it is gone."""
-        with self._database.reading() as connection:
-            return bool(_without_writer(connection, [record_id]))
+        def shown(row: Row) -> Row:
+            """The nearest time of the calendar stands for one outside of it, as in a damaged or foreign history."""
+            status = "cut off" if row.status == "running" and f"{WRITER}{row.id}" in gone else row.status
+            moment = min(max(row.created_at, 0.0), LAST_MOMENT)
+            return msgspec.structs.replace(row, status=status, created_at=moment)
+
+        return [shown(row) for row in rows]
 
     def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Unpack[Filters]) -> list[RunRecord]:
         """The records that fit, newest first, whole. Those that cannot be read are left out and told of."""
@@ -267,124 +273,102 @@ class History:
 
         Those that are not there or cannot be read are left out.
         """
-        found: dict[str, RunRecord] = {}
-        for chunk in _chunks(sorted(set(ids))):
-            heads = select(*HEAD).where(records.c.id.in_(chunk))
-            found |= {record.id: record for record in self._records(heads, on_unreadable, with_blocks=with_blocks)}
-        return found
+        found = self._records(select(*HEAD), on_unreadable, ids=sorted(set(ids)), with_blocks=with_blocks)
+        return {record.id: record for record in found}
 
     def load_with_groups(self, ids_or_prefixes: Iterable[str]) -> list[RunRecord]:
         """Returns records, each followed by those measured interleaved with it. A named one that cannot be read is an error."""
+        found: dict[str, RunRecord] = {}
+        for record_id in map(self.id_of, ids_or_prefixes):
+            if record_id not in found:
+                record = self.load(record_id)
+                group = self.find(group=record.group) if record.group else [record]
+                found |= {one.id: one for one in sorted(group, key=lambda one: (one.position, one.id))}
+        return list(found.values())
+
+    def _records(
+        self,
+        heads: Select[Any],
+        on_unreadable: OnUnreadable,
+        *,
+        ids: Iterable[str] | None = None,
+        with_blocks: bool = True,
+    ) -> list[RunRecord]:
+        bodies: dict[str, list[bytes]] = {}
         with self._database.reading() as connection:
-            ids = dict.fromkeys(_the_id(connection, word, self.location) for word in ids_or_prefixes)
-
-        def refuse(record_id: str, error: RecordError) -> None:
-            if record_id in ids:
-                raise error
-            _log_unreadable(record_id, error)
-
-        named: dict[str, str] = {}
-        together: dict[str, dict[str, RunRecord]] = {}
-        for chunk in _chunks(ids):
-            own = records.c.id.in_(chunk)
-            members = or_(own, records.c.group_id.in_(select(records.c.group_id).where(own)))
-            order = (records.c.group_position, records.c.id)
-            for record in self._records(select(*HEAD).where(members).order_by(*order), refuse):
-                named[record.id] = f"group {record.group}" if record.group else record.id
-                together.setdefault(named[record.id], {})[record.id] = record
-        return list({record.id: record for one in ids for record in together[named[one]].values()}.values())
+            found = list(portions(connection, heads, records.c.id, ids))
+            asked = select(blocks.c.record_id, blocks.c.body).order_by(blocks.c.record_id, blocks.c.number)
+            own = [row.id for row in found] if with_blocks else []
+            for record_id, body in portions(connection, asked, blocks.c.record_id, own):
+                bodies.setdefault(record_id, []).append(body)
+        readable = []
+        for record_id, head in found:
+            try:
+                readable.append(with_trace(unpack(record_id, head, bodies.get(record_id, [])), self.folder))
+            except RecordError as error:
+                self._database.refuse_damage(error)
+                on_unreadable(record_id, error)
+        return readable
 
     def id_of(self, prefix: str) -> str:
-        """Returns the full id of the one record whose id starts with this."""
-        with self._database.reading() as connection:
-            return _the_id(connection, prefix, self.location)
+        """The full id of the one record whose id starts with this. Looked up as a range, because LIKE would not use the index."""
+        first = column_text(prefix)
+        asked = select(records.c.id).where(records.c.id >= first, records.c.id < f"{first}\U0010ffff")
+        found = self._database.values(asked.order_by(records.c.id).limit(4)) if prefix else []
+        if not found:
+            raise StoreError(f"no record {prefix!r} in {self.location}")
+        if found[0] != prefix and len(found) > 1:
+            some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+            raise StoreError(f"{prefix!r} fits several records ({some}): give more of the id")
+        return str(found[0])
 
     def count(self) -> int:
-        with self._database.reading() as connection:
-            return connection.execute(select(func.count()).select_from(records)).scalar_one()
+        (number,) = self._database.values(select(func.count()).select_from(records))
+        return int(number)
 
     # Tags and notes
 
     def mark(self, record_id: str, kind: MarkKind, words: str, *, at: float) -> None:
         """Tag a record, or note something about it; a second time does nothing."""
-        values = {"record_id": record_id, "kind": kind, "words": column_text(words), "created_at": at}
+        values = {"record_id": record_id, "kind": kind, "words": words, "created_at": at}
         self._database.write(lambda connection: put(connection, marks, values), durable=True)
 
     def unmark(self, record_id: str, kind: MarkKind, words: str) -> bool:
         """Remove a tag or note; says whether it was there."""
         own = delete(marks).filter_by(record_id=record_id, kind=kind, words=column_text(words))
-        return self._database.write(lambda connection: connection.execute(own).rowcount, durable=True) > 0
+        return self._database.execute(own, durable=True) > 0
 
     def marks(self, *, series: Sequence[str] | None = None) -> list[Mark]:
         """Returns all tags and notes, oldest first, or those of the records of some series."""
-        asked = select(marks).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
+        asked = select(*columns_of(marks, Mark)).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
         if series is not None:
-            asked = asked.where(
-                marks.c.record_id.in_(select(points.c.record_id).where(points.c.series_key.in_(series)))
-            )
-        with self._database.reading() as connection:
-            return self._database.readable(connection.execute(asked).mappings(), Mark)
+            own = select(points.c.record_id).where(points.c.series_key.in_(series))
+            asked = asked.where(marks.c.record_id.in_(own))
+        return self._database.rows(asked, Mark)
 
     def tagged(self, tag: str) -> list[str]:
         """Returns the ids of the records with this tag."""
-        asked = select(marks.c.record_id).where(marks.c.kind == "tag", marks.c.words == column_text(tag))
-        with self._database.reading() as connection:
-            return list(connection.execute(asked).scalars())
+        return self._database.values(select(marks.c.record_id).filter_by(kind="tag", words=column_text(tag)))
 
     # Trends
 
     def series(self) -> list[SeriesSeen]:
         """Returns what there are trends of, the latest measured first."""
-        number, latest = func.count().label("number"), func.max(points.c.created_at).label("latest")
+        latest = func.max(points.c.created_at)
+        asked = select(series, func.count(), latest).join(points, points.c.series_key == series.c.series_key)
         with self._database.reading() as connection:
-            bodies = {row.series_key: row.body for row in connection.execute(select(series))}
-            seen = connection.execute(select(points.c.series_key, number, latest).group_by(points.c.series_key)).all()
+            seen = connection.execute(asked.group_by(series.c.series_key).order_by(latest.desc())).all()
         found = []
-        for row in seen:
-            try:
-                known = msgspec.json.decode(bodies[row.series_key], type=Series)
-            except (LookupError, TypeError, ValueError) as error:
-                logging.getLogger(__name__).warning("left out a damaged series %s: %s", row.series_key, error)
-            else:
-                found.append(SeriesSeen(key=row.series_key, series=known, number=row.number, latest=row.latest))
-        return sorted(found, key=lambda one: -one.latest)
-
-    def points(self, keys: Iterable[str]) -> dict[str, list[Point]]:
-        """Returns the points of some series, oldest first."""
-        found: dict[str, list[Point]] = {}
-        order = (points.c.series_key, points.c.created_at, points.c.record_id)
-        with self._database.reading() as connection:
-            for chunk in _chunks(keys):
-                rows = connection.execute(select(points).where(points.c.series_key.in_(chunk)).order_by(*order))
-                for point in self._database.readable(rows.mappings(), Point):
-                    found.setdefault(point.series_key, []).append(point)
+        for key, body, number, moment in seen:
+            with suppress(TypeError, ValueError):  # damaged
+                known = msgspec.json.decode(body, type=Series)
+                found.append(SeriesSeen(key=key, series=known, number=number, latest=moment))
         return found
 
-    def recent_sweeps(self, since: float) -> list[tuple[str, int, int]]:
-        """Sweeps that have settled a cell since then: name, settled cells, and how many of them failed."""
-        name = sweep_cells.c.sweep
-        failed = func.sum(case((sweep_cells.c.status == "failed", 1), else_=0))
-        recent = (
-            select(name).join(records, records.c.id == sweep_cells.c.record_id).where(records.c.created_at >= since)
-        )
-        asked = select(name, func.count(), failed).where(name.in_(recent)).group_by(name).order_by(name)
-        with self._database.reading() as connection:
-            return [(sweep, settled, int(failed)) for sweep, settled, failed in connection.execute(asked)]
-
-    def fastest_cell(self, sweep: str) -> tuple[str, float] | None:
-        """Returns the settled cell of a sweep with the most items per second, in words, and how many those are."""
-        speed = points.c["items"] / points.c.step_s
-        batch = "batch " + records.c.batch.cast(Text)
-        asked = (
-            select(records.c.model, records.c.task, records.c.recipe, batch, speed)
-            .join(points, points.c.record_id == records.c.id)
-            .join(sweep_cells, sweep_cells.c.record_id == records.c.id)
-            .where(sweep_cells.c.sweep == column_text(sweep), sweep_cells.c.status == "done")
-            .order_by(speed.desc())
-        )
-        with self._database.reading() as connection:
-            row = connection.execute(asked.limit(1)).first()
-        return None if row is None else (" ".join(f"{part}" for part in row[:-1] if part), row[-1])
+    def points(self, key: str) -> list[Point]:
+        """Returns the points of a series, oldest first."""
+        own = select(*columns_of(points, Point)).where(points.c.series_key == key)
+        return self._database.rows(own.order_by(points.c.created_at, points.c.record_id), Point)
 
     # Files
 
@@ -394,34 +378,15 @@ class History:
             return write_archive(rows_of(connection, ids), out)
 
     def add_file(self, path: Path) -> Imported:
-        """Add the records of a back-up, of another history or of an exported document that are not there yet."""
-        if is_archive(path):
-            return self._database.write(lambda to: store_rows(to, read_archive(path)), durable=True)
-        if is_sqlite(path):
-            with History.open(path, only_to_read=True) as other, other._database.reading() as source:
-                return self._database.write(lambda to: store_rows(to, rows_of(source, ())), durable=True)
-        found = read_exported(path)
-        known = self.load_many((record.id for record in found), with_blocks=False)
-        new = [record for record in found if record.id not in known]
-        for record in new:
-            self.finish(record)
-        return Imported(added=len(new), known=len(found) - len(new))
+        """Add the records of a back-up, of an exported document or of another history that are not there yet.
 
-    def add_salvage(self, found: Salvage, folder: Path) -> None:
-        """Store what could be read of a damaged history, which is in `folder`."""
-        for record, is_over in found.records:
-            self._write(with_found_trace(record, folder), over=is_over)
-        whole = {record.id: record for record, _ in found.records}
-        for record_id, kind, words, moment in found.marks:
-            if record_id in whole:
-                self.mark(record_id, kind, words, at=moment)
-        for sweep, key, record_id in found.cells:
-            if record_id in whole:
-                self.sweep(sweep).settle(key, whole[record_id])
-        for row, body in found.tunes:
-            self.tunes().save(row, body)
-        for ceilings in found.ceilings:
-            self.ceilings().put(ceilings)
+        Of a damaged history all that can be read is added.
+        """
+        read = read_archive if is_archive(path) else read_damaged if damage_of(path) else None
+        if read is not None:
+            return self._database.write(lambda to: store_rows(to, read(path)), durable=True)
+        with history_in(path) as other, other._database.reading() as source:
+            return self._database.write(lambda to: store_rows(to, rows_of(source)), durable=True)
 
     def delete(self, ids: Sequence[str]) -> list[str]:
         """Deletes records with all that belongs to them, and returns the names of sweeps that have lost a cell by it.
@@ -431,13 +396,11 @@ class History:
         traces = [record.trace.path for record in self.load_many(ids, with_blocks=False).values() if record.trace]
 
         def remove(connection: Connection) -> set[str]:
-            sweeps: set[str] = set()
-            for chunk in _chunks(ids):
-                own = sweep_cells.c.record_id.in_(chunk)
-                sweeps |= set(connection.execute(select(sweep_cells.c.sweep).where(own)).scalars())
-                for table in (points, *OWNED):
-                    connection.execute(delete(table).where(table.c.record_id.in_(chunk)))
-                connection.execute(delete(records).where(records.c.id.in_(chunk)))
+            cells = portions(connection, select(sweep_cells.c.sweep), sweep_cells.c.record_id, ids)
+            sweeps = {cell.sweep for cell in cells}
+            for table in (points, *OWNED, records):
+                own = delete(table).where(table.c["id" if table is records else "record_id"] == bindparam("own"))
+                connection.execute(own, [{"own": record_id} for record_id in ids])
             return sweeps
 
         sweeps = self._database.write(remove, durable=True)
@@ -445,64 +408,22 @@ class History:
             Path(path).unlink(missing_ok=True)
         return sorted(sweeps)
 
-    def _records(self, heads: Select[Any], on_unreadable: OnUnreadable, *, with_blocks: bool = True) -> list[RunRecord]:
-        bodies: dict[str, list[bytes]] = {}
-        with self._database.reading() as connection:
-            found = connection.execute(heads).all()
-            for chunk in _chunks(row.id for row in found) if with_blocks else ():
-                asked = select(blocks.c.record_id, blocks.c.body).where(blocks.c.record_id.in_(chunk))
-                for record_id, body in connection.execute(asked.order_by(blocks.c.record_id, blocks.c.number)):
-                    bodies.setdefault(record_id, []).append(body)
-        readable = []
-        for record_id, head in found:
-            try:
-                record = unpack(record_id, head, bodies.get(record_id, []))
-                readable.append(with_found_trace(record, self.folder))
-            except RecordError as error:
-                self._database.refuse_damage(error)
-                on_unreadable(record_id, error)
-        return readable
+
+def _refuse(record_id: str, error: RecordError) -> None:
+    raise error
 
 
 @contextmanager
-def history_in(path: Path) -> Iterator[History | None]:
-    """The history that a file is, or that a back-up holds, for reading; None for any other file."""
+def history_in(path: Path) -> Iterator[History]:
+    """The history that a file is, or that a back-up or an exported document holds, for reading."""
     if is_sqlite(path):
         with History.open(path, only_to_read=True) as history:
             yield history
-    elif is_archive(path):
-        with History.open(":memory:") as history:
+        return
+    with History.open(":memory:") as history:
+        if is_archive(path):
             history.add_file(path)
-            yield history
-    else:
-        yield None
-
-
-def _the_id(connection: Connection, prefix: str, location: str) -> str:
-    """The one id that begins with `prefix`. Looked up as a range, because LIKE would not use the index."""
-    found: Sequence[str] = ()
-    if prefix and prefix.isascii() and prefix.isprintable():  # ids are plain text; anything else fits none
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        asked = select(records.c.id).where(records.c.id >= prefix, records.c.id < end).order_by(records.c.id)
-        found = connection.execute(asked.limit(4)).scalars().all()
-    if not found:
-        raise StoreError(f"no record {prefix!r} in {location}")
-    if found[0] != prefix and len(found) > 1:
-        some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
-        raise StoreError(f"{prefix!r} fits several records ({some}): give more of the id")
-    return found[0]
-
-
-def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:
-    """Returns those of some records whose writer is known to be gone."""
-    gone: set[str] = set()
-    for chunk in _chunks(f"{WRITER}{record_id}" for record_id in record_ids):
-        asked = select(holders.c.name, holders.c.process).where(holders.c.name.in_(chunk))
-        gone |= {name.removeprefix(WRITER) for name, process in connection.execute(asked) if is_gone(process)}
-    return gone
-
-
-def _chunks(values: Iterable[str]) -> Iterator[list[str]]:
-    iterator = iter(values)
-    while chunk := list(islice(iterator, IDS_AT_ONCE)):
-        yield chunk
+        else:
+            for record in read_exported(path):
+                history.finish(record)
+        yield history

@@ -1,4 +1,4 @@
-"""The tables of a history, and how those of an older layout are updated.
+"""The tables of a history, what is written to them of a record, and how those of an older layout are updated.
 
 A record is a row with what queries need as columns and the rest as bytes; its blocks are rows that are only ever
 appended, so writing one costs the same however many there are. No column carries a name that SQL reserves.
@@ -6,18 +6,27 @@ appended, so writing one costs the same however many there are. No column carrie
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
 
-from msgspec.structs import asdict
+import msgspec
+import msgspec.inspect
 from sqlalchemy import (
     Column,
+    Connection,
     Double,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
+    Select,
     Table,
     Text,
     delete,
@@ -27,49 +36,184 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import SchemaItem
 
-from redline.model.errors import RecordError, StoreError
-from redline.store.codec import Row, pack_block, pack_head, point_values, row_of, series_body, unpack
+from redline.analyze.blocks import timed_blocks
+from redline.model.errors import RecordError, RedlineError, StoreError
+from redline.model.fields import LAST_MOMENT, Moment
+from redline.model.identity import Series, is_capture, series_of
+from redline.model.migrations import encode, migrate
+from redline.model.note import notes_from_texts
+from redline.model.record import FailureKind, RunRecord, TelemetrySample, device_of
+from redline.model.work import CEILINGS_SCHEMA, Ceilings
 from redline.system.processes import this_process
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from redline.model.record import RunRecord
 
 LAYOUT = 8
 """Raised with every change of the tables; `bring_up` then says how older ones are updated."""
+DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""These are the errors that msgspec, a migration or a spec's own checks raise for damaged or foreign bytes."""
+VALUES_AT_ONCE = 10_000
+"""Below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
+
+# What is read from a history
+
+Status = Literal["running", "done", "failed", "interrupted", "cut off"]
+"""`running` is called `cut off` once its writer is gone; no table has that word."""
+
+
+_ROW = {"key": "spec_key", "group": "group_id", "position": "group_position", "schema": "record_schema"}
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, rename=_ROW):
+    """A record in a listing. Readable also where the record itself is damaged or of a newer Redline."""
+
+    id: str
+    created_at: float
+    key: str | None
+    group: str | None
+    position: int
+    model: str
+    task: str
+    recipe: str
+    batch: int | None
+    """Items per step."""
+    device: str
+    """As it was asked for; `auto` becomes what it turned out to be, once the bench has said so."""
+    device_name: str
+    status: Status
+    """`running` also stands where the writer was killed on another machine, which cannot be seen from here."""
+    stopped: str | None
+    schema: int
+
+
+class SettledCell(msgspec.Struct, frozen=True, kw_only=True, rename={"key": "cell_key"}):
+    """A cell that needs no further look, unless someone asks for one."""
+
+    key: str
+    """The plan key: of the spec, the machine and the model, as they were known before anything ran."""
+    status: Literal["done", "failed"]
+    record_id: str
+    failure_kind: FailureKind | None
+    failure_stage: str | None
+    failure_message: str | None
+
+    @classmethod
+    def by(cls, key: str, record: RunRecord) -> SettledCell:
+        """Returns the cell as this record settles it."""
+        failure = record.failure
+        return cls(
+            key=key,
+            status="failed" if failure else "done",
+            record_id=record.id,
+            failure_kind=failure.kind if failure else None,
+            failure_stage=failure.stage if failure else None,
+            failure_message=failure.told if failure else None,
+        )
+
+
+class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A search in a listing."""
+
+    name: str
+    created_at: float
+    model: str
+    task: str
+    state: str
+
+
+ActivityKind = Literal["sweep", "tune", "watch"]
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """A process writes this to say how far it is, for those who look on."""
+
+    kind: ActivityKind
+    name: str
+    begun_at: float
+    process: str
+    done_before: int = 0
+    """Counts what earlier processes have done."""
+    done: int = 0
+    total: int | None = None
+    now: str = ""
+    """In words."""
+    telemetry: TelemetrySample | None = None
+    """The measuring process took this reading of the device last."""
+    is_over: bool = False
+    """The process is gone and did not end it."""
+
+
+MarkKind = Literal["tag", "note", "gate"]
+"""`gate`: what a gate decided of a record, as one of its codes; the others are a person's words."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A mark is what somebody said of a record."""
+
+    record_id: str
+    kind: MarkKind
+    words: str
+    created_at: float
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One record in a trend; made again from the records whenever they change."""
+
+    record_id: str
+    series_key: str
+    created_at: Moment
+    """When it was measured; of another commit that was checked out to be measured, when that commit was made."""
+    step_s: Annotated[float, msgspec.Meta(gt=0, le=LAST_MOMENT)]
+    items: Annotated[int, msgspec.Meta(ge=1)]
+    git_commit: str | None
+    torch: str | None
+    driver: str | None
+
+
+class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """There is a trend of this."""
+
+    key: str
+    series: Series
+    number: int
+    latest: float
+
+
+# The tables
 
 metadata = MetaData()
 
 # Prefixes of ids are looked up as a range, which a language's sorting rules on a server would tear apart.
 _Id = Text().with_variant(Text(collation="C"), "postgresql")
+_TYPES = {"StrType": Text, "LiteralType": Text, "FloatType": Double, "IntType": Integer}
 
 
-def _of_record(*, is_key: bool = True) -> Column[str]:
+def _of_record(*, is_key: bool = False) -> Column[str]:
     return Column("record_id", _Id, ForeignKey("records.id"), primary_key=is_key, nullable=False)
+
+
+def _column(field: msgspec.inspect.Field) -> Column[Any]:
+    """Returns the column of a struct's field. One that may be None may be empty."""
+    name, kinds = field.encode_name, [type(kind).__name__ for kind in getattr(field.type, "types", [field.type])]
+    if name == "record_id":
+        return _of_record()
+    kind = _Id if name == "id" else next(_TYPES[kind] for kind in kinds if kind in _TYPES)
+    return Column(name, kind, nullable="NoneType" in kinds)
+
+
+def _table(name: str, kind: type[msgspec.Struct], key: Sequence[str], *others: SchemaItem) -> Table:
+    """Returns the table that rows of this kind are read from: a column for each field, and what only queries or writers need."""
+    known: Any = msgspec.inspect.type_info(kind)
+    return Table(name, metadata, *map(_column, known.fields), *others, PrimaryKeyConstraint(*key))
 
 
 meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
 """The number of the layout."""
 
-records = Table(
+records = _table(
     "records",
-    metadata,
-    Column("id", _Id, primary_key=True),
-    Column("created_at", Double, nullable=False),
-    Column("spec_key", Text),
-    Column("group_id", Text),
-    Column("group_position", Integer, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("task", Text, nullable=False),
-    Column("recipe", Text, nullable=False),
-    Column("batch", Integer),
-    Column("device", Text, nullable=False),
-    Column("device_name", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("stopped", Text),
-    Column("record_schema", Integer, nullable=False),
+    Row,
+    ("id",),
     # Last, so that SQLite reads a listing without following the bytes into their overflow pages.
     Column("head", LargeBinary, nullable=False),
     Index("records_by_time", "created_at", "id"),
@@ -83,47 +227,25 @@ Index("records_by_key", records.c.spec_key, records.c.status, records.c.created_
 blocks = Table(
     "blocks",
     metadata,
-    _of_record(),
+    _of_record(is_key=True),
     Column("number", Integer, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
 """The samples."""
 
-marks = Table(
-    "marks",
-    metadata,
-    _of_record(),
-    Column("kind", Text, primary_key=True),
-    Column("words", Text, primary_key=True),
-    Column("created_at", Double, nullable=False),
-    Index("marks_by_words", "kind", "words"),
-)
+marks = _table("marks", Mark, ("record_id", "kind", "words"), Index("marks_by_words", "kind", "words"))
 """People tag records and note something about them. Gates mark records too."""
 
-sweep_cells = Table(
+sweep_cells = _table(
     "sweep_cells",
-    metadata,
-    Column("sweep", Text, primary_key=True),
-    Column("cell_key", Text, primary_key=True),
-    Column("status", Text, nullable=False),
-    _of_record(is_key=False),
-    Column("failure_kind", Text),
-    Column("failure_stage", Text),
-    Column("failure_message", Text),
+    SettledCell,
+    ("sweep", "cell_key"),
+    Column("sweep", Text, nullable=False),
     Index("sweep_cells_by_record", "record_id"),  # deleting a record asks whether a cell refers to it
 )
 """Cells of sweeps that are settled, and by which record."""
 
-tunes = Table(
-    "tunes",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("created_at", Double, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("task", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-)
+tunes = _table("tunes", TuneRow, ("name",), Column("body", LargeBinary, nullable=False))
 """Searches for the fastest recipe: what was asked, how far each came, and by which records."""
 
 ceilings = Table(
@@ -150,30 +272,44 @@ holders = Table(
 series = Table("series", metadata, Column("series_key", Text, primary_key=True), Column("body", Text, nullable=False))
 """A series, of which there is a trend, is described as JSON."""
 
-points = Table(
+points = _table(
     "points",
-    metadata,
-    _of_record(),
-    Column("series_key", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("step_s", Double, nullable=False),
-    Column("items", Integer, nullable=False),
-    Column("git_commit", Text),
-    Column("torch", Text),
-    Column("driver", Text),
+    Point,
+    ("record_id",),
     Index("points_by_series", "series_key", "created_at", "record_id"),
     Index("points_by_time", "created_at", "series_key"),
 )
-"""The step of each finished record, so that a trend needs no samples. Derived: it can be made again from the records."""
+"""The step of each finished record, so that a trend needs no samples."""
 
 WRITER = "record "
 """The name of a holder that writes a record begins with this."""
-RENAMED = {"key": "spec_key", "group": "group_id", "position": "group_position", "schema": "record_schema"}
-"""Columns of a `Row` that have another name in the table."""
-ROW = tuple(records.c[RENAMED.get(name, name)].label(name) for name in Row.__struct_fields__)
-
 OWNED = (blocks, marks, sweep_cells)
 """Tables of what belongs to a record; points are derived."""
+
+
+def columns_of(table: Table, kind: type[msgspec.Struct]) -> list[Column[Any]]:
+    """Returns the columns of a table that a struct is made of."""
+    return [table.c[name] for name in kind.__struct_encode_fields__]
+
+
+def portions(
+    connection: Connection, statement: Select[Any], column: Column[Any], values: Iterable[str] | None
+) -> Iterator[Any]:
+    """Yields the rows of a statement: all of them, or those whose column has one of these values, of which it takes only so many at once."""
+    if values is None:
+        yield from connection.execute(statement)
+        return
+    waiting = iter(values)
+    while portion := list(islice(waiting, VALUES_AT_ONCE)):
+        yield from connection.execute(statement.where(column.in_(portion)))
+
+
+# What is written to them
+
+
+def column_text(text: str) -> str:
+    """Text that every database takes: PostgreSQL has no NUL, and neither stores half a surrogate pair."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def put(connection: Connection, table: Table, *rows: dict[str, Any], replace: bool = True) -> int:
@@ -181,9 +317,10 @@ def put(connection: Connection, table: Table, *rows: dict[str, Any], replace: bo
 
     So a write may be given again when its answer was lost.
     """
+    clean = [{name: column_text(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows]
     statement = _inserting(table, connection.dialect.name, replace)
     counted = {"preserve_rowcount": True}
-    return connection.execute(statement, list(rows), execution_options=counted).rowcount if rows else 0
+    return connection.execute(statement, clean, execution_options=counted).rowcount if clean else 0
 
 
 @cache
@@ -197,70 +334,160 @@ def _inserting(table: Table, dialect: str, replace: bool) -> Any:
 
 
 def record_row(record: RunRecord, *, over: bool) -> dict[str, Any]:
-    """Returns the row of a record in its table."""
-    plain = asdict(row_of(record, over=over))
-    return {**{RENAMED.get(name, name): value for name, value in plain.items()}, "head": pack_head(record)}
+    """Returns the row of a record in its table; `over` says that nothing more will come, however little there is."""
+    workload, prepared = record.spec.workload, record.prepared
+    status = (
+        record.stopped
+        if record.stopped in ("failed", "interrupted")
+        else "done"
+        if over or record.stopped
+        else "running"
+    )
+    return {
+        "id": record.id,
+        "created_at": record.created_at,
+        "spec_key": record.key,
+        "group_id": record.group,
+        "group_position": record.position,
+        "model": workload.model,
+        "task": workload.task,
+        "recipe": str(record.spec.recipe),
+        "batch": prepared.workload.batch if prepared else workload.batch,
+        "device": device_of(record),
+        "device_name": prepared.environment.device.name if prepared else "",
+        "status": "failed" if record.failure else status,
+        "stopped": record.stopped,
+        "record_schema": record.schema,
+        "head": pack_head(record),
+    }
+
+
+def block_rows(record: RunRecord) -> list[dict[str, Any]]:
+    """Returns the rows of the blocks that a record carries."""
+    bodies = map(msgspec.msgpack.encode, record.blocks)
+    return [{"record_id": record.id, "number": number, "body": body} for number, body in enumerate(bodies)]
 
 
 def write_record(connection: Connection, record: RunRecord, *, over: bool) -> None:
-    """Write a record's head, new or replaced, and those of its blocks that were not appended yet.
-
-    `over`: nothing more will come, however little there is.
-    """
-    row = record_row(record, over=over)
+    """Write a record's head, new or replaced, and those of its blocks that were not appended yet."""
+    row, writer = record_row(record, over=over), f"{WRITER}{record.id}"
     put(connection, records, row)
-    writer = {"name": f"{WRITER}{record.id}", "token": "", "process": this_process()}
     if row["status"] == "running":
-        put(connection, holders, {**writer, "until": None, "said": None})
+        put(connection, holders, {"name": writer, "token": "", "process": this_process(), "until": None, "said": None})
     else:
-        connection.execute(delete(holders).where(holders.c.name == writer["name"]))
-    new = ({"record_id": record.id, "number": n, "body": pack_block(block)} for n, block in enumerate(record.blocks))
-    put(connection, blocks, *new, replace=False)
-    if row["status"] == "done" and record.blocks:
-        keep_point(connection, record)
-    elif row["status"] == "done":  # the blocks were appended one by one
+        connection.execute(delete(holders).where(holders.c.name == writer))
+    put(connection, blocks, *block_rows(record), replace=False)
+    if row["status"] == "done":
         keep_points(connection, [record.id])
 
 
-def keep_point(connection: Connection, record: RunRecord) -> None:
-    """Write the record's point in its trend, in place of an older one."""
-    values = point_values(record)
-    if values is None:
-        connection.execute(delete(points).where(points.c.record_id == record.id))
-        return
-    put(connection, points, values)
-    put(connection, series, {"series_key": values["series_key"], "body": series_body(record)}, replace=False)
+def keep_points(connection: Connection, ids: Iterable[str] | None = None) -> None:
+    """Make the points of records anew from what is stored of them: of all that are done, or of some.
 
-
-def keep_points(connection: Connection, ids: list[str] | None = None) -> None:
-    """Make the points of records anew from what is stored of them: of all that are done, or of some."""
-    asked = select(records.c.id, records.c.head).where(records.c.status == "done")
-    for record_id, head in connection.execute(asked if ids is None else asked.where(records.c.id.in_(ids))).all():
+    A record that was not timed, or only beside a profile, has none. A gate measures another commit in a folder of its own, between
+    measurements of the person's checkout: in the trend that record stands where its commit does, or nowhere where the time of the commit is not known.
+    """
+    done = select(records.c.id, records.c.head).where(records.c.status == "done")
+    for record_id, head in list(portions(connection, done, records.c.id, ids)):
         own = select(blocks.c.body).where(blocks.c.record_id == record_id).order_by(blocks.c.number)
         try:
-            keep_point(connection, unpack(record_id, head, connection.execute(own).scalars()))
+            record = unpack(record_id, head, connection.execute(own).scalars())
         except RecordError:
             continue  # said to whoever reads it
+        connection.execute(delete(points).where(points.c.record_id == record_id))
+        samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
+        if record.prepared is None or record.failure is not None or not samples or is_capture(record):
+            continue
+        environment, step_s = record.prepared.environment, median(samples)
+        moment = environment.git_committed_at if record.spec.launch.folder else record.created_at
+        if step_s <= 0 or moment is None:
+            continue
+        of_series = series_of(record)
+        versions = environment.git_commit, environment.versions.get("torch"), environment.device.driver
+        point = Point(record_id, of_series.key, moment, step_s, record.prepared.workload.items_per_step, *versions)
+        put(connection, points, msgspec.structs.asdict(point))
+        body = msgspec.json.encode(of_series).decode()
+        put(connection, series, {"series_key": of_series.key, "body": body}, replace=False)
 
 
-def version(connection: Connection) -> int | None:
-    """Returns the layout of this database, or None where there is none yet."""
-    if not inspect(connection).has_table(meta.name):
+def pack_head(record: RunRecord) -> bytes:
+    """The record without its blocks, which have rows of their own."""
+    head = msgspec.structs.replace(record, blocks=())
+    try:
+        return encode(head)
+    except UnicodeEncodeError:  # such as a file name that is not UTF-8, in a message
+        return msgspec.msgpack.encode(_in_unicode(msgspec.to_builtins(head)))
+
+
+def _in_unicode(plain: Any) -> Any:
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "backslashreplace").decode()
+    if isinstance(plain, dict):
+        return {_in_unicode(name): _in_unicode(value) for name, value in plain.items()}
+    return [_in_unicode(value) for value in plain] if isinstance(plain, list | tuple) else plain
+
+
+def unpack(record_id: str, head: bytes, bodies: Iterable[bytes]) -> RunRecord:
+    """Put a record together again, through the migrations where it is old."""
+    try:
+        plain: Any = msgspec.msgpack.decode(head)
+        plain["blocks"] = [msgspec.msgpack.decode(body) for body in bodies]
+        return msgspec.convert(migrate(plain), RunRecord)
+    except RecordError:
+        raise  # already says it well: too new, or no way up from its schema
+    except DAMAGE as error:
+        raise RecordError(f"record {record_id} is damaged: {error}") from error
+
+
+def read_ceilings(body: bytes) -> Ceilings | None:
+    """None for ceilings that were measured in another way, or are damaged."""
+    try:
+        plain = msgspec.msgpack.decode(body)
+        # Early ceilings of this schema have notes without codes.
+        found = msgspec.convert({**plain, "notes": notes_from_texts(plain["notes"])}, Ceilings)
+    except DAMAGE:
         return None
-    value = connection.execute(select(meta.c.value).where(meta.c.name == "layout")).scalar()
-    return int(value) if isinstance(value, str) and value.isdecimal() else None
+    return found if found.schema == CEILINGS_SCHEMA else None
 
 
-def check_foreign(connection: Connection, location: str) -> None:
-    """Refuse a database without a layout of ours that holds somebody else's tables."""
+def with_trace(record: RunRecord, folder: Path | None, *, is_stored: bool = False) -> RunRecord:
+    """The record with the path of its trace relative to the history's folder, as it is stored, or whole.
+
+    So the two can be moved together. A path that leads out of the folder, also by a link, is never opened: it becomes empty.
+    """
+    if record.trace is None:
+        return record
+    path = ""
+    if folder is not None and record.trace.path:
+        try:
+            whole, real = os.path.join(folder, record.trace.path), os.path.realpath(folder)
+            if Path(os.path.realpath(whole)).is_relative_to(real):
+                path = os.path.relpath(os.path.realpath(whole), real) if is_stored else whole
+        except (OSError, ValueError):  # too long, or with a NUL
+            pass
+    return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=path))
+
+
+# Older tables
+
+
+def layout_of(connection: Connection, location: str) -> int | None:
+    """Returns the layout of this database, or None where there is none yet. Refuses somebody else's tables, and newer ones."""
     present = set(inspect(connection).get_table_names())
-    # On a server other tables are normal neighbours; a SQLite file with tables is somebody else's.
-    foreign = present if connection.dialect.name == "sqlite" else present & set(metadata.tables)
-    if foreign:
-        names = ", ".join(sorted(foreign)[:3])
-        raise StoreError(
-            f"the database at {location} belongs to something else (tables {names}): set REDLINE_STORE to another location"
-        )
+    value = None
+    if meta.name in present:
+        value = connection.execute(select(meta.c.value).where(meta.c.name == "layout")).scalar()
+    if not isinstance(value, str) or not value.isdecimal():
+        # On a server other tables are normal neighbours; a SQLite file with tables is somebody else's.
+        if foreign := present if connection.dialect.name == "sqlite" else present & set(metadata.tables):
+            names = ", ".join(sorted(foreign)[:3])
+            raise StoreError(
+                f"the database at {location} belongs to something else (tables {names}): set REDLINE_STORE to another location"
+            )
+        return None
+    if int(value) > LAYOUT:
+        raise StoreError(f"the history at {location} has layout {value}, this Redline knows {LAYOUT}: update Redline")
+    return int(value)
 
 
 _ADVISORY_LOCK = 0x7265646C
@@ -270,32 +497,17 @@ _ADVISORY_LOCK = 0x7265646C
 def bring_up(connection: Connection, location: str) -> None:
     """Make the tables, or update older ones, in a transaction of the caller's that holds the write lock.
 
-    Every layout since the first is a part of today's tables, so whatever is missing is created.
+    Every layout since the first is a part of today's tables, so whatever is missing is created, and the points are made anew.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-    found = version(connection)  # again, under the lock: another process may have been faster
-    if found is None:
-        check_foreign(connection, location)
-    else:
-        check_readable(found, location)
-        if inspect(connection).has_table(ceilings.name) and found <= 4:
-            columns = {column["name"] for column in inspect(connection).get_columns(ceilings.name)}
-            if "place" in columns:  # what layouts 3 and 4 called the key of a device
-                connection.execute(text("ALTER TABLE ceilings RENAME COLUMN place TO device_key"))
+    found = layout_of(connection, location)  # again, under the lock: another process may have been faster
+    if found == LAYOUT:
+        return
+    if found in (3, 4):  # they called the key of a device its place
+        connection.execute(text("ALTER TABLE ceilings RENAME COLUMN place TO device_key"))
     metadata.create_all(connection)
-    if found is not None and found < 7:
-        # Layouts before 6 had no points; layout 6 placed those of other checkouts by when they were measured.
+    if found is not None:
         connection.execute(delete(points))
         keep_points(connection)
-    if found is not None and found < 8:
-        writers = connection.execute(select(meta).where(meta.c.name.startswith("writer of "))).all()
-        own = ({"name": f"{WRITER}{name[10:]}", "token": "", "process": value} for name, value in writers)
-        put(connection, holders, *own)
-        connection.execute(delete(meta).where(meta.c.name != "layout"))
     put(connection, meta, {"name": "layout", "value": str(LAYOUT)})
-
-
-def check_readable(found: int, location: str) -> None:
-    if found > LAYOUT:
-        raise StoreError(f"the history at {location} has layout {found}, this Redline knows {LAYOUT}: update Redline")

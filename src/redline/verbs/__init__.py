@@ -41,7 +41,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "history import": "Add the records of a file to the history.",
         "history delete": "Delete records with their samples, tags and traces.",
         "history prune": "Delete old records.",
-        "history recover": "Write every record that can be read of a damaged history to a new file.",
         "compare": "Is B faster or slower than A? A verdict with an interval.",
         "report": "Write a folder: dashboard, Markdown with pictures, CSV, JSON.",
         "serve": "Show the history as a web page, live and read-only.",

@@ -35,7 +35,6 @@ from redline.search.gate import Clock, GateRun
 from redline.show.folder import check_file, write_text
 from redline.show.result import Result
 from redline.show.terminal import one_line
-from redline.store.archive import read_exported
 from redline.store.history import history_in
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, one_spec, use
@@ -261,7 +260,7 @@ def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: Ex
         )
     if is_file(word):
         with history_in(Path(word)) as other:
-            records = read_exported(Path(word)) if other is None else other.find(status="done")
+            records = other.find(status="done")
         return Baseline(name=word, records=lambda spec: records)
     checkout = stack.enter_context(checked_out(word, environment))
     commit = checkout.commit

@@ -22,7 +22,6 @@ from redline.show.folder import open_in_browser
 from redline.show.report import ReportFiles, write_folder
 from redline.show.result import Result
 from redline.store import History
-from redline.store.archive import read_exported
 from redline.store.history import history_in
 from redline.verbs.capture import kept_memories
 from redline.verbs.tune import kept_tune
@@ -279,9 +278,6 @@ def _sweep(name: str, history: History) -> Chosen:
 def _add_files(chosen: Chosen, files: Sequence[Path]) -> None:
     for file in files:
         with history_in(file) as history:
-            if history is None:
-                chosen.add(read_exported(file))
-                continue
             chosen.add(history.find(newest_first=False, on_unreadable=chosen.left_out))
             with Workspace(history=history) as workspace:
                 _add_searches(chosen, workspace, history)

@@ -253,7 +253,7 @@ def _of_last(workspace: Workspace) -> Result:
         if not records:
             raise UsageError("the last run has no counted work: name a model, or run 'redline run' first")
         assert records[0].prepared is not None
-        known = history.ceilings().get(device_key(records[0].prepared.environment))
+        known = history.ceilings(device_key(records[0].prepared.environment))
     if known is None:
         raise UsageError("the ceilings of that device are not measured yet: 'redline roofline' does it")
     return under_roofs([(record, None) for record in records], known)

@@ -231,11 +231,7 @@ def _held(workspace: Workspace, name: str) -> Iterator[Hold | None]:
     with ExitStack() as stack:
         hold: Hold | None = None
         with suppress(StoreError):
-            hold = (
-                stack.enter_context(workspace.history.hold("watch", name).held(alone=False))
-                if workspace.keeps
-                else None
-            )
+            hold = stack.enter_context(workspace.history.hold("watch", name).held()) if workspace.keeps else None
         yield hold
 
 

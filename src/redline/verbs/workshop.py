@@ -254,7 +254,7 @@ def checklist_of(model: str, workspace: Workspace | None = None) -> Result:
         whole = [search for search in kept if all(record_id in by_id for record_id in search.record_ids)]
         searches = [summary_of(search, by_id, ceilings_of) for search in reversed(whole)]
         devices = {device_key(one.prepared.environment) for one in records if one.prepared is not None}
-        has_ceilings = any(history.ceilings().get(device) is not None for device in devices)
+        has_ceilings = any(history.ceilings(device) is not None for device in devices)
     contents = contents_of(records, tunes=searches, profiles=(), ceilings_of=ceilings_of)
     rows = [line_row(line) for line in contents.lines]
     timed = [row for row in rows if not row.failure]

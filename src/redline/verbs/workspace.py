@@ -245,8 +245,7 @@ class Workspace:
         found: dict[str, Ceilings | None] = {}
         if keys and self.keeps:
             with self.reading() as history:
-                shelf = history.ceilings()
-                found = {key: shelf.get(key) for key in set(keys.values())}
+                found = {key: history.ceilings(key) for key in set(keys.values())}
         return lambda record: found.get(keys.get(record.id, ""))
 
     def device_ceilings(self, device: str, threads: int | None = None, *, fresh: bool = False) -> Ceilings:
@@ -258,15 +257,15 @@ class Workspace:
         known = None
         if self.keeps and not fresh:
             with self.reading() as kept:
-                known = kept.ceilings().get(device_key(environment))
+                known = kept.ceilings(device_key(environment))
         if known is not None and known.is_trusted:
             return known
-        shelf = self.history.ceilings() if self.keeps else None
+        history = self.history if self.keeps else None  # opened before anything is measured
         with self.lock(device):
             found = self.ask(AskCeilings(device=device, threads=threads), CeilingsAnswer).ceilings
         found = found if known is None else found.with_best_of(known)
-        if shelf is not None:
-            shelf.put(found)
+        if history is not None:
+            history.keep_ceilings(found)
         return found
 
 

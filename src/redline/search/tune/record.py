@@ -313,6 +313,9 @@ class KeptSearches:
             state=record.state,
         )
         self._ledger.save(row, encode_tune(record))
+        self._ledger.tell(
+            len(record.trials), None, f"{len(record.trials)} trials, at most {record.budget_s:.0f} s in all"
+        )
 
     def load(self, name: str) -> TuneRecord | None:
         """As it was last written; None where there is no search of that name."""
