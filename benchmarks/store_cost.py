@@ -42,7 +42,6 @@ def main() -> None:
         print(f"{'median time':<28}{'small':>12}{'large':>12}{'large/small':>13}")
         compare(f"begin + {BLOCKS} blocks + finish", write_record, small, large, arguments.repeats)
         fill(small, CELLS)  # one sweep's worth: there must be something to know
-        compare(f"cells of other sweeps, {CELLS} keys", ask_keys, small, large, arguments.repeats // 10 + 1)
         compare("the newest 20 rows", lambda history: history.rows(limit=20), small, large, arguments.repeats)
     print(f"\nsmall: empty for the first line, {CELLS} records for the others")
 
@@ -57,10 +56,6 @@ def compare(name: str, call: Callable[[History], object], small: History, large:
             kept.append(time.perf_counter() - started)
     before, after = map(median, times)
     print(f"{name:<28}{before * 1e3:>9.2f} ms{after * 1e3:>9.2f} ms{after / before:>12.2f}×")
-
-
-def ask_keys(history: History) -> None:
-    assert len(history.sweep("grid").elsewhere([f"key {number}" for number in range(CELLS)], lambda name: True)) == 0
 
 
 def write_record(history: History) -> None:

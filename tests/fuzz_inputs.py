@@ -39,7 +39,7 @@ from starlette.testclient import TestClient
 from redline.cli import main
 from redline.model.errors import Exit
 from redline.model.protocol import Ask, AskCheck, AskEnvironment, AskModels, Request
-from redline.show.export import export_json
+from redline.show.export import json_document
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
@@ -546,14 +546,18 @@ def playground(seed: int) -> Iterator[Playground]:
             os.chdir(here)
 
 
+def exported(records: Any) -> str:
+    return json_document("export", {"results": [], "records": records})
+
+
 def documents() -> list[str]:
     """Sound documents, which become hostile by what is changed in them."""
     records = race_records()
     return [
-        export_json([*records, failed_record()], raw=True),
-        export_json([*records, *sweep_records()]),
-        export_json([captured()], raw=True),
-        export_json(sweep_records(task="train", batches=[8]), raw=True),
+        exported([*records, failed_record()]),
+        json_document("export", {"results": []}),
+        exported([captured()]),
+        exported(sweep_records(task="train", batches=[8])),
     ]
 
 
@@ -564,7 +568,7 @@ def _fill(folder: Path) -> None:
     for name, body in {
         "empty": b"", "binary": bytes(range(256)) * 40, "utf16.toml": GRID.encode("utf-16"), "deep.json": b"[" * 100_000, "deep.toml": b"a = " + b"[" * 50_000,
         "digits.json": b"9" * 2_000_000, "digits.toml": b"a = " + b"9" * 2_000_000, "wide.toml": b"[[run]]\nmodel = 'resnet18'\n" * 30_000,
-        "records.json": export_json(records, raw=True).encode(), "rows.json": export_json(records).encode(), "bench.toml": BENCH.encode(),
+        "records.json": exported(records).encode(), "rows.json": json_document("export", {"results": []}).encode(), "bench.toml": BENCH.encode(),
         "model.py": b"def make(batch=4):\n    raise SystemExit(3)\n", "bad.py": b"def make(:\n", "half.json.gz": gzip.compress(b"[1]" * 1000)[:40],
     }.items():  # fmt: skip
         (folder / name).write_bytes(body)

@@ -12,7 +12,6 @@ import pytest
 import typer
 
 from redline.cli.main import filled
-from redline.show.export import COLUMNS
 from redline.verbs import NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -97,9 +96,3 @@ def test_examples_of_the_help_can_be_typed_as_they_stand(name: str) -> None:
         assert len(line) <= 78
         assert line.strip().startswith(f"redline {name}")
         parse(re.split(r" [|>] ", line.strip())[0])
-
-
-def test_every_column_of_the_csv_is_explained_in_its_order() -> None:
-    section = (ROOT / "docs/report.md").read_text("utf-8").partition("## Columns of")[2].partition("\n## ")[0]
-    cells = re.findall(r"^\| (`[^|]+) \|", section, re.M)
-    assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(COLUMNS)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.report import report as report
     from redline.verbs.roofline import roofline as roofline
     from redline.verbs.run import run as run
-    from redline.verbs.run import run_step as run_step
     from redline.verbs.scale import scale as scale
     from redline.verbs.serve import serve as serve
     from redline.verbs.study import study as study

@@ -7,9 +7,10 @@ import math
 import msgspec
 import pytest
 
-from redline.analyze.blocks import log_in_turns, ratio_in_turns, shift, timed_blocks
+from redline.analyze.blocks import log_in_turns, shift, timed_blocks
 from redline.analyze.compare import compare_records
-from redline.analyze.summary import summarize
+from redline.analyze.measurement import measurements
+from redline.analyze.pairs import ratio_in_turns
 from redline.model.record import Block, BlockKind, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.spec_table import specs_from_table
@@ -65,7 +66,7 @@ def test_run_and_compare_say_the_same_of_two_records() -> None:
     )
     specs = specs_from_table({"model": "resnet50", "batch": 32, "device": "cuda:0", "recipe": ["baseline", "fp16"]})
     first, other = measure_together(specs, door, NoJournal())
-    told = summarize([first, other])[1].vs_first
+    told = measurements([first, other])[1].vs_first
     ratio = ratio_in_turns(first, other)
     (compared,) = compare_records([first], [other]).comparisons
     assert (told.ratio, told.low, told.high) == (ratio.ratio, ratio.low, ratio.high)

@@ -10,8 +10,8 @@ from by_hand import make_block, make_prepared, make_record
 
 from redline.analyze.attainable import attainable
 from redline.analyze.bound import Bound, bound
+from redline.analyze.measurement import measurements
 from redline.analyze.roofline import Roofline, at_step, roofline, roofline_of
-from redline.analyze.summary import summarize
 from redline.model.note import note
 from redline.model.record import Capabilities
 from redline.model.work import Ceilings, OperatorWork, WorkCount
@@ -127,7 +127,7 @@ class TestAStepThatBeatsItsLimit:
     def test_it_stands_in_the_row_of_a_run(self) -> None:
         heavy = work_of(operator("mm", "matmul", 16e12, 1))  # 20 ms of products in a step of 10 ms
         record = make_record(prepared=make_prepared(work=heavy))
-        (row,) = summarize([record], lambda _: CEILINGS)
+        (row,) = measurements([record], lambda _: CEILINGS)
         assert row.roofline.error is not None
 
 
@@ -204,5 +204,5 @@ def test_nothing_is_said_without_work_or_ceilings() -> None:
     counted = make_record(prepared=make_prepared(work=WORK))
     assert roofline_of(make_record(), CEILINGS) is None
     assert roofline_of(counted, None) is None
-    (row,) = summarize([counted])
-    assert (row.flops, row.roofline) == (WORK.total_flops, None)
+    (row,) = measurements([counted])
+    assert (row.prepared.work.total_flops, row.roofline) == (WORK.total_flops, None)

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from redline.analyze.pairs import ratio_of
 from redline.analyze.statistics import (
     Ratio,
     autocorrelation_time,
@@ -15,7 +16,6 @@ from redline.analyze.statistics import (
     median_interval,
     paired_log,
     percentile,
-    ratio_of,
     student_t,
 )
 

@@ -18,7 +18,7 @@ from redline.model.record import (
     TelemetrySample,
     Warmup,
 )
-from redline.model.spec import DataSpec, MeasureSpec, TrainSpec
+from redline.model.spec import DataSpec, TrainSpec
 from redline.model.units import format_share
 
 
@@ -98,20 +98,6 @@ class TestNoisy:
         on_cpu = make_record(device="cpu", blocks=self.wide(), stopped="ceiling")
         assert target_half_width(on_cpu) == on_cpu.spec.measure.cpu_target_half_width
         assert verdict(on_cpu).labels == ("valid",)
-
-    @pytest.mark.parametrize(("effort", "labels"), [("quick", ("valid",)), ("normal", ("noisy",))])
-    def test_what_is_enough_for_a_quick_run_only_is_said(self, effort: Any, labels: tuple[str, ...]) -> None:
-        blocks = tuple(make_block(count=10, sigma=0.2, round=number, seed=number) for number in range(4))
-        record = make_record(device="cpu", blocks=blocks)
-        spec = msgspec.structs.replace(record.spec, measure=MeasureSpec.for_effort(effort))
-        found = verdict(msgspec.structs.replace(record, spec=spec))
-        assert found.labels == labels
-        told = [str(each) for each in found.noted("wide-interval")]
-        assert len(told) == (effort == "quick")
-        for text in told:
-            assert re.fullmatch(
-                r"throughput: ±.+ meets the target of this effort, ±10 %, not that of --effort normal, ±5 %", text
-            )
 
     @pytest.mark.parametrize(("stopped", "labels"), [("ceiling", ("noisy",)), ("target", ("valid",))])
     def test_too_few_samples_for_an_interval_are_noisy_where_one_was_asked_for(
@@ -205,18 +191,6 @@ class TestSharedCpu:
         told = [str(each) for each in found.noted("others-at-work")]
         expected = ["other processes kept 0.3 cores busy while it was timed (python (pid 7): 0.26 cores)"]
         assert told == (expected if noted else [])
-
-
-@pytest.mark.parametrize(
-    ("late", "count", "noted"), [(1, 1000, True), (1, 1001, False), (2, 1001, True), (1, 2, False), (1, 3, True)]
-)
-def test_outliers_are_noted_from_one_in_a_thousand_on(late: int, count: int, noted: bool) -> None:
-    samples = (0.01,) * (count - late) + (0.0201,) * late
-    found = verdict(make_record(blocks=(make_block(samples=samples),)))
-    assert bool(found.noted("outliers")) is noted
-    assert found.labels == ("valid",)
-    exactly = verdict(make_record(blocks=(make_block(samples=(0.01,) * 99 + (0.02,)),)))
-    assert not exactly.noted("outliers"), "twice the median is not yet one"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from redline.analyze.summary import summarize
+from redline.analyze.measurement import measurements
 from redline.bench.device import open_device
 from redline.bench.measure.generation import generation_info
 from redline.bench.recipe.compose import apply_recipe
@@ -148,10 +148,9 @@ def test_a_row_tells_first_token_further_tokens_and_what_they_read(model: str) -
     assert info is not None
     assert len(block.token_s) == 7 * len(block.samples)
     record = RunRecord(id="1", spec=spec, prepared=prepared.prepared, blocks=(block,), stopped="target")
-    (row,) = msgspec.to_builtins(summarize([record]))
-    assert row["item"] == "tok"
-    assert row["items_per_step"] == 16
-    found = row["generation"]
+    (row,) = measurements([record])
+    assert (row.item, row.items_per_step) == ("tok", 16)
+    found = msgspec.to_builtins(row.generation)
     assert 0 < found["ttft_s"] < min(block.samples) + max(block.samples)
     assert set(found["tpot_s"]) == {"p50", "p95", "p99", "n"}
     assert found["prefill_tokens_per_s"] == pytest.approx(18 / found["ttft_s"])

@@ -13,5 +13,4 @@ from redline.verbs import workspace
 def redline(door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> Redline:
     """Whatever door is asked for is that one."""
     monkeypatch.setattr(workspace, "open_door", lambda launch: door)
-    monkeypatch.setattr(workspace, "refuse_impossible_name", lambda workload: None)  # the fake has models of its own
     return invoke

@@ -61,15 +61,13 @@ class TestGrid:
         assert "6 cells, 6 done" in shown
         assert len([line for line in shown.splitlines() if line.startswith("baseline")]) == 2
 
-    def test_a_dry_run_measures_nothing_and_tells_the_time(self, redline: Redline, door: FakeDoor) -> None:
+    def test_a_dry_run_measures_nothing(self, redline: Redline, door: FakeDoor) -> None:
         result = redline("run resnet50 -b 1..8 --dry-run")
         assert result.exit_code == 0
         assert door.opened == 2
         assert "4 cells, 0 done, 4 to do" in result.stdout
-        assert "No estimate for 4 cells: resnet50 not measured yet" in result.stdout
         told = document(redline("run resnet50 -b 1..8 --dry-run --json"))
         assert (told["about"]["cells"], told["about"]["done"]) == (4, 0)
-        assert told["headline"]["figures"]["unknown"]["value"] == 4
 
     def test_ctrl_c_prints_the_finished_rows_and_a_resume_measures_the_rest(
         self, redline: Redline, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
@@ -85,13 +83,13 @@ class TestGrid:
         command = "run resnet50 -b 1..4 -r baseline -r fp16"
         result = redline(command)
         assert result.exit_code == 130
-        assert "6 cells, 4 done, 2 to do" in result.stdout
+        assert "6 cells, 2 done, 4 to do" in result.stdout
         assert "next: the same command with --resume continues" in result.stdout
         assert "interrupted" in result.stderr
         monkeypatch.setattr(FakeDoor, "open", real)
         opened = door.opened
         assert about(redline(command, "--resume", "--json"))["done"] == 6
-        assert door.opened == opened + 2 + 2
+        assert door.opened == opened + 2 + 4
 
 
 class TestStudy:

@@ -235,14 +235,6 @@ def specs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
     return parse
 
 
-def test_flags_are_sugar_for_a_recipe(specs_of: Callable[..., list[RunSpec]]) -> None:
-    spelled_out = specs_of("resnet50 -r amp+channels-last+compile")
-    assert specs_of("resnet50 --compile --amp --channels-last") == spelled_out
-    assert specs_of("resnet50 --amp") == specs_of("resnet50 -r amp")
-    both = specs_of("resnet50 -r baseline --amp")
-    assert [str(spec.recipe) for spec in both] == ["baseline", "amp"], "beside recipes they make one more"
-
-
 def test_every_flag_reaches_its_field(specs_of: Callable[..., list[RunSpec]]) -> None:
     (spec,) = specs_of(
         "resnet50 --batch 3 --image-size 64 --classes 7 --task train --optimizer adamw --device cpu --threads 2"

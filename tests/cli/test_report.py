@@ -12,7 +12,7 @@ from invoking import Redline, document
 from reported import fake_door, race_records, step_s, sweep_records
 
 from redline.model.record import Block, RunRecord
-from redline.show.export import export_json
+from redline.show.export import json_document
 from redline.store import History
 from redline.testing.fake import FakeDoor
 
@@ -98,13 +98,13 @@ class TestReport:
 
     def test_of_an_exported_file(self, redline: Redline, tmp_path: Path) -> None:
         exported = tmp_path / "records.json"
-        exported.write_text(export_json(race_records(), raw=True))
+        exported.write_text(json_document("export", {"results": [], "records": race_records()}))
         told = reported(redline, exported)
         assert told["records"] == 3
 
     def test_what_json_printed_is_not_read_back(self, redline: Redline, tmp_path: Path) -> None:
         rows = tmp_path / "rows.json"
-        rows.write_text(export_json(race_records()))
+        rows.write_text(json_document("export", {"results": []}))
         for words in (["report", rows], ["compare", rows, rows], ["history", "import", rows]):
             result = redline(*map(str, words))
             assert result.exit_code == 2
@@ -230,5 +230,5 @@ class TestCompare:
         assert document(redline("compare", *ids, "--json"))["about"]["verdict"] == "faster"
         files = [tmp_path / "a.json", tmp_path / "b.json"]
         for file, side in zip(files, sides, strict=True):
-            file.write_text(export_json(side, raw=True))
+            file.write_text(json_document("export", {"results": [], "records": side}))
         assert document(redline("compare", *map(str, files), "--json"))["about"]["verdict"] == "faster"

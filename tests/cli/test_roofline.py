@@ -181,10 +181,10 @@ class TestRoofline:
 
     def test_rows_of_the_history_carry_it_too(self, measured: Ceilings) -> None:
         (row,) = json.loads(redline("history export --format json").stdout)["results"]
-        assert row["roofline"]["headroom"] > 1
+        assert row["headroom"]["value"] > 1
         shown = redline(f"history show {row['record_id']} -v").stdout
         assert re.search(r"\bleft\b", shown)
-        assert f"{row['roofline']['headroom']:.2f}×" in shown
+        assert f"{row['headroom']['value']:.2f}×" in shown
         assert "headroom" in redline("history export").stdout.splitlines()[0]
 
 

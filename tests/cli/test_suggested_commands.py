@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import typer
 from invoking import invoke
 
 import redline
 from redline.analyze.advice import command_line
-from redline.analyze.summary import summarize
+from redline.analyze.measurement import Replicates, measurements
 from redline.cli.main import RENAMED, filled
 from redline.model.errors import UsageError
 from redline.model.record import RunRecord
@@ -128,11 +127,11 @@ def test_what_is_suggested_measures_the_same_again(monkeypatch: pytest.MonkeyPat
 )
 def test_what_is_suggested_keeps_how_it_was_measured(monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
     spec = spec_of(batch=4, **how)
-    (row,) = summarize([RunRecord(id="a", spec=spec, created_at=0.0)])
+    (row,) = measurements([RunRecord(id="a", spec=spec, created_at=0.0)])
     assert typed(monkeypatch, str(row.command("run", ["baseline"]))) == [spec]
     for command in ("profile", "tune"):
         assert invoke(*shlex.split(str(row.command(command)))[1:], "--help").exit_code == 0
-    again = msgspec.structs.replace(row, replicate_ids=("a", "b", "c"))
+    again = Replicates([row] * 3)
     assert "--replicates 3" in str(again.command("run"))
 
 

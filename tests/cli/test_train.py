@@ -145,7 +145,7 @@ class TestLadder:
         names = [rung["run"] for rung in rungs]
         assert names[:3] == ["CPU, 1 thread", "CPU, 8 threads and 4 loader workers", "GPU, fp32"]
         assert [rung["batch"] for rung in rungs if "AMP, batch" in rung["run"]] == [16, 32, 64, 128, 256, 512]
-        assert names[-2:] == ["GPU, AMP at the best batch (512)", "GPU, best recipe, data on the GPU"]
+        assert names[-1] == "GPU, AMP, channels-last and compile, data on the GPU"
         assert {"device", "recipe", "batch", "epoch_time", "throughput", "accuracy", "memory"} <= set(rungs[0])
         speeds = [rung["throughput"]["value"] for rung in rungs]
         for number, rung in enumerate(rungs[1:], start=1):
@@ -171,8 +171,9 @@ class TestLadder:
         document = json.loads(redline("study ladder --effort quick --json").stdout)
         told = document["tables"]["results"]
         assert [rung["run"] for rung in told if "throughput" in rung] == [rung["run"] for rung in told][:2]
-        assert document["headline"]["text"].startswith("The fastest is CPU, 8 threads and 4 loader workers: ")
+        assert ": CPU, 8 threads and 4 loader workers." in document["headline"]["text"]
         assert document["next"].startswith("redline "), "a model by name is measured by a command"
+        assert "--threads 8" in document["next"], "it goes on from the fastest rung"
 
 
 @pytest.mark.slow

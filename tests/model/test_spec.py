@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import redline.analyze.summary
+import redline.analyze.measurement
 import redline.model.protocol
 import redline.model.record  # noqa: F401  (their messages and records are specs too)
 from redline.model.errors import SpecError
@@ -127,7 +127,7 @@ class TestEverySpecRecordAndMessage:
 
     def test_is_looked_at(self) -> None:
         names = {kind.__name__ for kind in every_spec()}
-        assert {"RunSpec", "RunRecord", "Block", "Measure", "FailureReply", "RunSummary"} <= names
+        assert {"RunSpec", "RunRecord", "Block", "Measure", "FailureReply", "VersusFirst"} <= names
 
     @kinds
     def test_refuses_a_field_it_does_not_know(self, kind: Any) -> None:

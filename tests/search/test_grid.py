@@ -1,4 +1,4 @@
-"""Grids: every combination once, exclusions, an order that tells much early, and mistakes in one line."""
+"""Grids: every combination once, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from redline.model.fields import MOST_CELLS
 from redline.model.spec import RunSpec
 from redline.model.spec_table import read_runs
 from redline.search.grid import (
-    Cell,
     Grid,
     default_name,
     grid_from_tables,
-    in_informative_order,
     parse_numbers,
     value_of,
 )
@@ -24,7 +22,7 @@ from redline.search.grid import (
 
 def grid_from_table(table: dict[str, Any]) -> Grid:
     rest = dict(table)
-    return grid_from_tables([rest], rest.pop("exclude", ()))
+    return grid_from_tables([rest])
 
 
 def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:
@@ -67,62 +65,10 @@ def test_a_batch_that_is_none_is_told(given: Any) -> None:
         parse_numbers(given)
 
 
-def test_exclusions_take_out_what_fits_all_their_fields() -> None:
-    grid = {"model": ["resnet50", "vit_b_16"], "recipe": ["baseline", "channels-last+fp16"], "batch": "1..4"}
-    exclude = [{"model": "vit_*", "recipe": "fp16+channels-last", "batch": [2, 4]}, {"model": "resnet50", "batch": "1"}]
-    cells = {
-        (model, batch, recipe)
-        for model, _, _, batch, recipe in shape(grid_from_table({**grid, "exclude": exclude}).cells)
-    }
-    assert cells == {
-        ("resnet50", 2, "baseline"),
-        ("resnet50", 4, "baseline"),
-        ("resnet50", 2, "channels-last+fp16"),
-        ("resnet50", 4, "channels-last+fp16"),
-        ("vit_b_16", 1, "baseline"),
-        ("vit_b_16", 2, "baseline"),
-        ("vit_b_16", 4, "baseline"),
-        ("vit_b_16", 1, "channels-last+fp16"),
-    }
-
-
-@pytest.mark.parametrize(
-    ("exclusion", "reason"),
-    [
-        ({"model": "vit_*"}, "the grid has no model vit_*"),
-        ({"model": ["resnet50", "resent18"]}, "the grid has no model resent18"),
-        ({"recipe": "bf16", "batch": 64}, "the grid has no recipe bf16 and no batch 64"),
-        ({"task": "train"}, "the grid has no task train"),
-        ({"threads": [1]}, "the grid has no threads 1"),
-        ({"model": "resnet50", "batch": [1, 64]}, None),
-        ({"model": "resnet*", "batch": "8..64"}, None),
-    ],
-)
-def test_an_exclusion_that_asks_for_what_no_cell_has_is_told(exclusion: dict[str, Any], reason: str | None) -> None:
-    grid = {"model": ["resnet50", "resnet18"], "recipe": ["baseline", "fp16"], "batch": [1, 8]}
-    idle = grid_from_table({**grid, "exclude": [exclusion]}).idle
-    assert [str(found.reason) for found in idle] == ([] if reason is None else [reason])
-
-
 @pytest.mark.parametrize(
     ("table", "words"),
     [
         ({}, "name at least one model"),
-        ({"model": "a", "exclude": [{"modle": "a"}]}, "'modle'; did you mean model"),
-        ({"model": "a", "exclude": [{}]}, "must name at least one"),
-        ({"model": "a", "exclude": {"model": "a"}}, r"\[\[exclude\]\]"),
-        ({"model": "a", "exclude": [{"model": "a"}]}, "leave nothing to measure"),
-        ({"model": "a", "exclude": 3}, r"\[\[exclude\]\]"),
-        ({"model": "a", "exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text or a list of texts, got 3"),
-        ({"model": "a", "exclude": [{"recipe": [["fp16"]]}]}, "recipe of an exclusion must be a text"),
-        ({"model": "a", "exclude": [{"recipe": "fp16+"}]}, "empty switch"),
-        ({"model": "a", "exclude": [{"model": 3}]}, "model of an exclusion must be a text or a list of texts, got 3"),
-        ({"model": "a", "exclude": [{"model": []}]}, "model of an exclusion must name at least one value"),
-        ({"model": "a", "threads": [1, 2], "exclude": [{"threads": "1"}]}, "threads of an exclusion.* got '1'"),
-        ({"model": "a", "threads": [1, 2], "exclude": [{"threads": True}]}, "threads of an exclusion.* got True"),
-        ({"model": "a", "batch": [1, 2], "exclude": [{"batch": 0}]}, "batch of an exclusion.* 1 or more.* got 0"),
-        ({"model": "a", "exclude": [{"task": 3}]}, "task of an exclusion must be a text"),
-        ({"model": "a", "exclude": [{"task": "trian"}]}, "unknown task 'trian'; did you mean train"),
         ({"model": "a", "task": "fly"}, "fly"),
         ({"model": "a", "batch": 0}, "batch must be 1 or more, got 0"),
         ({"model": "a", "colour": "red"}, "colour"),
@@ -134,15 +80,6 @@ def test_mistakes_are_told_in_one_line(table: dict[str, Any], words: str) -> Non
     with pytest.raises(UsageError, match=words) as caught:
         grid_from_table(table)
     assert "\n" not in str(caught.value)
-
-
-def test_early_groups_tell_most() -> None:
-    grid = grid_from_table({"model": ["a", "b"], "recipe": ["my-compiler", "baseline"], "batch": "1..16"}).cells
-    groups = [[Cell(spec=cell, key="")] for cell in grid]
-    batches = list(dict.fromkeys(group[0].spec.workload.batch for group in in_informative_order(groups)))
-    assert batches == [1, 16, 4, 2, 8]
-    named = [[Cell(spec=cell, key="", run=f"run {cell.workload.batch}")] for cell in grid]
-    assert in_informative_order(named) == named, "runs with names keep the order of their file"
 
 
 @pytest.mark.parametrize(
@@ -203,15 +140,12 @@ def test_a_file_holds_a_grid_and_flags_are_over_it(tmp_path: Path) -> None:
         batch = "1..4"
         [[run]]
         model = "c"
-        [[exclude]]
-        model = "b"
-        recipe = "fp16"
         """
     )
     about, tables = read_runs(file)
     assert about["name"] == "study"
-    grid = grid_from_tables(tables, about["exclude"])
-    assert len(grid.cells) == 9 + 2
+    grid = grid_from_tables(tables)
+    assert len(grid.cells) == 12 + 2
     assert set(grid.runs) == {"small ones, batch 1", "small ones, batch 2", "small ones, batch 4", ""}
     assert {(cell.device, cell.measure.effort, cell.seed) for cell in grid.cells} == {("cpu", "quick", 7)}
     assert {cell.launch.memory_limit_bytes for cell in grid.cells} == {2**31}

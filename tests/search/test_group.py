@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from redline.analyze.measurement import measurements
+from redline.analyze.pairs import ratio_of
 from redline.analyze.rows import row_of
-from redline.analyze.statistics import median_interval, paired_log, ratio_of
-from redline.analyze.summary import summarize
+from redline.analyze.statistics import median_interval, paired_log
 from redline.model.errors import StoreError
 from redline.model.protocol import (
     FailureReply,
@@ -155,7 +156,7 @@ def alone(truth: dict[str, Any], **spec: Any) -> RunRecord:
 
 
 def versus_first(records: list[RunRecord]) -> Any:
-    return summarize(records)[1].vs_first
+    return measurements(records)[1].vs_first
 
 
 def stops(records: list[RunRecord]) -> list[str | None]:
@@ -359,7 +360,7 @@ def test_the_tail_is_waited_for_where_latency_is_told(device: str, task: str, ki
     record = alone({"step_s": 0.1, "device_kind": device}, tail_samples=130, task=task)
     assert record.stopped == "target"
     assert least <= samples(record, kind) <= most
-    latency: Any = summarize([record])[0].latency_s
+    latency: Any = measurements([record])[0].latency_s
     if kind == "latency":
         assert (latency.p95 is None, latency.p99) == (False, None)
         assert alone({"step_s": 0.1}, tail_samples=10_000, max_seconds=5.0).stopped == "ceiling"
@@ -374,7 +375,7 @@ class TestASiblingThatFails:
         assert (records[1].failure, records[1].blocks, records[1].key) == (truth["failure"]["fp16"], (), None)
         assert len({record.group for record in records}) == 1
         assert journal.of(records[1].id) == ["finish"]
-        assert summarize(records)[2].vs_first is not None
+        assert measurements(records)[2].vs_first is not None
         assert door.all_closed()
 
     def test_while_it_is_timed_keeps_the_blocks_it_had(self) -> None:
@@ -386,7 +387,7 @@ class TestASiblingThatFails:
         assert [len(record.blocks) for record in records] == [6, 3, 6]
         assert journal.of(records[1].id) == ["begin", "append", "append", "append", "finish"]
         assert Counter(name for name, _, _ in door.timed)["fp16"] == 4  # a broken one is not asked again
-        row = summarize(records)[1]
+        row = measurements(records)[1]
         assert (row.vs_first, row.throughput_per_s) == (None, None)
         # Its process may be alive, with threads that spin: it is kept still like the others.
         late = [asleep for name, request, asleep in door.timed if request.round > 3]
@@ -396,7 +397,7 @@ class TestASiblingThatFails:
     def test_and_is_the_first_leaves_the_others_without_a_ratio(self) -> None:
         records, _, _ = together(*THREE, **breaks("baseline", "build"))
         assert stops(records) == ["failed", "target", "target"]
-        rows = summarize(records)
+        rows = measurements(records)
         assert [row.vs_first for row in rows] == [None, None, None]
         assert rows[1].throughput_per_s == pytest.approx(32 / 0.02, rel=0.02)
 
@@ -419,7 +420,7 @@ class TestOutOfMemory:
         assert (retried.failure, retried.group, retried.position) == (None, None, 1)
         assert first.group == other.group is not None
         assert [(note.code, note.about) for note in retried.notes] == [("measured-separately", "memory")]
-        assert [row.vs_first is None for row in summarize(records)] == [True, True, False]
+        assert [row.vs_first is None for row in measurements(records)] == [True, True, False]
         # It begins when the others are over, and what did not fit left no trace.
         assert journal.of(retried.id)[0] == "begin"
         assert set(journal.finished) == {record.id for record in records}
@@ -527,7 +528,7 @@ class TestCompany:
     def row(self, **truth: Any) -> tuple[Any, RunRecord]:
         step_s = {"baseline": 0.010, "fp16": 0.002}
         records, _, _ = together("baseline", "fp16", **{"step_s": step_s, "noise_sigma": 0.002, **truth})
-        return summarize(records)[1], records[1]
+        return measurements(records)[1], records[1]
 
     @pytest.mark.parametrize(("factor", "told"), [(0.92, r"8\.[67]\d? ?% faster"), (1.05, r"4\.[78]\d? ?% slower")])
     def test_the_figures_are_those_alone_and_it_is_said(self, factor: float, told: str) -> None:
@@ -558,7 +559,7 @@ class TestInline:
         ends = journal.entries.index(("finish", records[0].id))
         assert ends < journal.entries.index(("begin", records[1].id))
         assert [(record.position, record.group) for record in records] == [(0, None), (1, None)]
-        assert [row.vs_first for row in summarize(records)] == [None, None]
+        assert [row.vs_first for row in measurements(records)] == [None, None]
         for record in records:
             assert [(note.code, note.about) for note in record.notes] == [("measured-separately", "inline")]
 

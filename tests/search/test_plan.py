@@ -1,4 +1,4 @@
-"""Plan keys change with what a cell would measure and with nothing else; estimates come from what is known."""
+"""Plan keys change with what a cell would measure and with nothing else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from redline.model.errors import SpecError, UsageError
 from redline.model.identity import plan_key
 from redline.model.protocol import Checked
-from redline.model.record import Block, DeviceInfo, Environment, Failure, RunRecord, new_id
+from redline.model.record import DeviceInfo, Environment
 from redline.model.spec import Recipe, RunSpec, WorkloadSpec
-from redline.search.grid import Cell, Grid, check_name, estimate, grid_from_tables, make_plan
-from redline.store import History
+from redline.search.grid import Grid, check_name, grid_from_tables, make_plan
 
 PLACE = Environment(device=DeviceInfo(kind="cuda", name="Some GPU", driver="1"), versions={"torch": "2"})
 SPEC = RunSpec(workload=WorkloadSpec(model="m", batch=8), recipe=Recipe.parse("fp16+compile"), device="cuda:0")
@@ -94,41 +93,11 @@ def test_a_single_group_asks_nothing_about_the_machine() -> None:
     assert len({cell.key for cell in plan.cells}) == 2
 
 
-def record(model: str, recipe: str, took_s: float, at: float = 1000.0, **fields: Any) -> RunRecord:
-    block = Block(kind="throughput", clock="host", samples=(0.1,), started_at=at + took_s - 1, wall_s=1.0)
-    spec = RunSpec(workload=WorkloadSpec(model=model), recipe=Recipe.parse(recipe), device="cpu")
-    return RunRecord(id=new_id(), spec=spec, created_at=at, blocks=(block,), stopped="target", **fields)
-
-
-def test_an_estimate_knows_what_the_history_knows() -> None:
-    specs = grid_of({"model": ["known", "stranger"], "recipe": ["baseline", "fp16", "compile"], "batch": [1, 8]}).cells
-    cells = [Cell(spec=spec, key=str(number)) for number, spec in enumerate(specs)]
-    with History.open(":memory:") as history:
-        assert (estimate(cells, history).known, estimate(cells, history).unknown) == (0, 12)
-        # Two that were measured interleaved took their time together.
-        history.finish(record("known", "baseline", 20.0, group="g"))
-        history.finish(record("known", "fp16", 15.0, group="g", position=1))
-        history.finish(record("known", "compile", 60.0, at=2000.0))
-        found = estimate(cells, history)
-    # The recipe's own time where it is known, else that of the model's newest.
-    assert found.seconds == pytest.approx(2 * 10 + 2 * 10 + 2 * 60)
-    assert (found.known, found.unknown, found.unknown_models) == (6, 6, ("stranger",))
-
-
-def test_an_estimate_does_not_count_what_failed() -> None:
-    cells = [Cell(spec=spec, key="k") for spec in grid_of({"model": "known", "batch": 1}).cells]
-    broken = record("known", "baseline", 10.0)
-    failure = Failure(stage="measure", kind="oom", message="no room")
-    with History.open(":memory:") as history:
-        history.finish(msgspec.structs.replace(broken, failure=failure, stopped="failed"))
-        assert estimate(cells, history).known == 0
-
-
 def test_a_plan_without_a_name_is_called_by_what_was_asked_for() -> None:
     specs = [changed(device="cpu")]
     answers = [Checked(spec=spec) for spec in specs]
     unnamed, named = (make_plan(Grid(cells=specs), answers, lambda device: PLACE, name) for name in (None, "study"))
-    assert (named.name, named.shares, unnamed.shares) == ("study", False, True)
+    assert named.name == "study"
     assert unnamed.name not in ("", "study")
     assert unnamed.name == make_plan(Grid(cells=specs), answers, lambda device: PLACE).name
 

@@ -145,15 +145,6 @@ def test_mistakes_and_failures_there_are_told_here(one_machine: OneMachine) -> N
             list(on_cluster(echo, [b""], [device], None))
 
 
-def test_a_batch_search_comes_back_with_its_records(one_machine: OneMachine) -> None:
-    with redline.Workspace(history=":memory:") as workspace:
-        found = redline.batch(
-            f"{MODELS}:sound", device="cpu", threads=1, max_batch=2, ray=True, address="auto", workspace=workspace
-        )
-        assert found.rows[0]["largest_batch"].value == 2
-        assert tuple(workspace.history.load_many(found.record_ids)) == found.record_ids
-
-
 SEARCH = {"device": "cpu", "threads": 1, "budget": 3, "switches": ["channels-last"], "replicates": 1}
 
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from reported import ceilings_of, failed_record, fake_door, race_records, shown, sweep_records
 
+from redline.analyze.measurement import over_processes
 from redline.analyze.pairs import pairs_of
 from redline.analyze.rows import row_of
-from redline.analyze.summary import replicate_rows, with_price
 from redline.model.metrics import Row
 from redline.model.protocol import SwitchChoice
 from redline.model.record import Failure, RunRecord
@@ -130,7 +130,7 @@ def test_the_report_says_what_the_terminal_says() -> None:
     door = fake_door(offset_sigma=0.04)
     records = [record for _ in range(3) for record in race_records(door=door)]
     contents = contents_of(records, ceilings_of=ceilings_of)
-    measured = {row.recipe: figures(row_of(row)) for row in replicate_rows(records, ceilings_of)}
+    measured = {row.recipe: figures(row_of(row)) for row in over_processes(records, ceilings_of)}
     assert {line.row.recipe: figures(row_of(line.row)) for line in contents.lines} == measured
     text = shown(records, ceilings_of=ceilings_of)
     assert " ".join(str(contents.sections[0].headline).split()) in " ".join(text.split())
@@ -191,19 +191,12 @@ def test_a_decision_prints_what_the_report_says() -> None:
             )
 
 
-def test_what_works_now_and_then_says_how_often_it_failed() -> None:
-    contents = contents_of(some_failed(), ceilings_of=ceilings_of)
-    row = next(line.row for line in contents.lines if line.row.recipe == "fp16" and line.row.failure is None)
-    assert [str(each) for each in row.verdict.noted("also-failed")] == ["1 more process failed: crash at measure"]
-
-
 def test_a_stalling_machine_is_marked_and_a_price_goes_by_what_it_delivers() -> None:
     """Most steps take 10 ms, some much longer: the median alone would promise what nobody gets."""
     (line,) = contents_of(stalled(sweep_records(recipe="baseline", batches=[8]))).lines
     row = row_of(line.row)
     assert row.value("sustained") < 0.4 * row.value("throughput")
-    (priced,) = with_price([line.row], 3.6)
-    assert priced.cost_per_million == pytest.approx(1e3 / row.value("sustained"))
+    assert line.row.changed(per_hour=3.6).cost_per_million == pytest.approx(1e3 / row.value("sustained"))
 
 
 def test_a_search_and_a_later_race_of_its_winner_have_one_ratio(tmp_path: Path) -> None:

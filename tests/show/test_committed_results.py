@@ -14,7 +14,7 @@ import pytest
 from reported import fake_door
 
 import redline
-from redline.analyze.summary import summarize
+from redline.analyze.measurement import measurements
 from redline.model.errors import RedlineError
 from redline.verbs.report import choose
 from redline.verbs.workspace import Workspace
@@ -82,7 +82,7 @@ def archive_problems(
     problems = [f"{path}: {each}" for each in chosen.notes] + ([] if chosen.records else [f"{path}: no record"])
     groups = {record.group or record.id for record in chosen.records if record.id in rows}
     records = [record for record in chosen.records if (record.group or record.id) in groups]
-    for now in summarize(records):
+    for now in measurements(records):
         then = rows.get(now.record_id, {"throughput_per_s": now.throughput_per_s, "latency_s": None})
         medians = [(now.throughput_per_s, then["throughput_per_s"])]
         medians += [(now.latency_s.p50, then["latency_s"]["p50"])] if now.latency_s and then["latency_s"] else []
@@ -149,7 +149,7 @@ def test_what_older_redlines_stored_and_exported_still_gives_their_figures(name:
     for path in (history, exported):
         chosen = choose([str(path)])
         assert [len(chosen.records), chosen.notes] == [len(plain["results"]), []]
-        now = {row.record_id: row for row in summarize(chosen.records)}
+        now = {row.record_id: row for row in measurements(chosen.records)}
         for then in plain["results"]:
             row = now[then["record_id"]]
             assert row.latency_s is not None

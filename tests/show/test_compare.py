@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-from invoking import invoke
-from reported import captured, race_records
+from reported import race_records
 
 from redline.analyze.compare import compare_records
 from redline.show.page import written_page
 from redline.show.result import markdown
-from redline.store import History
 from redline.verbs.compare import result_of
 
 
@@ -46,24 +43,3 @@ def test_the_picture_is_of_what_the_verdict_was_made_from() -> None:
     ours, theirs = (line.get_xdata() for line in result.plot().axes[0].lines)
     middle = len(ours) // 2
     assert ours[middle] / theirs[middle] == pytest.approx(row.value("ratio"), rel=0.05)
-
-
-def test_the_page_of_two_profiles_has_their_kernels(tmp_path: Path) -> None:
-    profiled = [captured(name) for name in ("h200_resnet50_fp32_b32", "h200_resnet50_fp16_b32")]
-    with History.open() as history:
-        for record in profiled:
-            trace = history.folder / "traces" / f"{record.id}.json.gz"
-            trace.parent.mkdir(exist_ok=True)
-            assert record.trace is not None
-            trace.write_bytes(Path(record.trace.path).read_bytes())
-            history.finish(_moved(record, trace))
-    invoke("compare", *(record.id for record in profiled), "--html", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "kernel" in page
-    assert page.count("<img") == 1
-
-
-def _moved(record, trace):  # type: ignore[no-untyped-def]
-    import msgspec
-
-    return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=str(trace)))

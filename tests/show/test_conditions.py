@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 from typing import Any
 
 import msgspec
 from reported import race_records
 from rich.console import Console
 
+from redline.analyze.measurement import measurements
+from redline.analyze.rows import row_of
 from redline.model.identity import subjects_of
 from redline.model.record import RunRecord
-from redline.show.export import export_csv, export_json
 from redline.show.result import terminal
 from redline.store import History
 from redline.verbs.history import show
@@ -47,19 +46,14 @@ def text_of(*records: RunRecord, width: int = 200) -> str:
     return text.getvalue()
 
 
-def test_json_and_csv_carry_the_conditions() -> None:
+def test_a_row_carries_the_conditions() -> None:
     record = measured(task="train", loss="cross_entropy on random targets")
     expected = {
         "threads": 2, "image_size": 224, "optimizer": "sgd", "loss": "cross_entropy on random targets", "torch": "2.11",
-        "driver": "570.1", "effort": record.spec.measure.effort, "seed": 0,
+        "driver": "570.1", "effort": record.spec.measure.effort, "inputs": "32×3×224×224 float32",
     }  # fmt: skip
-    (row,) = json.loads(export_json([record]))["results"]
-    assert expected.items() <= row["conditions"].items()
-    assert row["conditions"]["inputs"] == ["32×3×224×224 float32"]
-    (line,) = csv.DictReader(io.StringIO(export_csv([record])))
-    assert {name: str(value) for name, value in expected.items()}.items() <= line.items()
-    assert line["inputs"] == "32×3×224×224 float32"
-    assert line["batch_from"] == record.prepared.workload.batch_from
+    (row,) = measurements([record])
+    assert expected.items() <= row_of(row).facts.items()
 
 
 def test_the_title_says_what_matters_on_the_device() -> None:

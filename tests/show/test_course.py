@@ -58,8 +58,7 @@ def test_noise_is_no_number_and_nobody_is_the_best_by_it() -> None:
     course = Course(Clock())
     course.planned(2)
     for record in race_records(("baseline", "fp16"), fake_door(noise_sigma=3.0, step_s=lambda spec: 0.01)):
-        course.closed(record)
-        assert ended_words(record).startswith("noisy")
+        assert ended_words(course.closed(record)).startswith("noisy")
     assert "best" not in course.told
     wide, narrow = (Interval(low=1 - half, median=1.0, high=1 + half) for half in (0.9, 0.2))
     assert interval_words(1, wide, 0.1) == "too noisy (target 10\u2009%), block 1"

@@ -26,7 +26,7 @@ from redline.model.units import significant
 from redline.model.work import MemoryPoint, MemoryRow, MemoryUse
 from redline.show.contents import Contents, contents_of
 from redline.show.dashboard import dashboard, unbroken
-from redline.show.export import export_json
+from redline.show.export import json_document
 from redline.show.payload import as_json, payload_of
 from redline.show.report import ReportFiles, result_of, write_folder
 from redline.store import History
@@ -334,7 +334,7 @@ def test_somebody_elses_record_opens_no_file_of_this_machine(tmp_path: Path, pat
     hostile = msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=path))
     keep([hostile])
     exported = tmp_path / "theirs.json"
-    exported.write_text(export_json([hostile], raw=True))
+    exported.write_text(json_document("export", {"results": [], "records": [hostile]}))
     for what in ([], [str(exported)]):
         files = written(what, tmp_path / "report")
         assert [note.code for note in files.notes] == ["trace-gone"]

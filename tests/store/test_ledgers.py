@@ -45,21 +45,6 @@ def test_forgetting_keeps_the_records_and_other_sweeps(history: History) -> None
     assert (len(history.sweep("study").cells()), len(history.sweep("another").cells()), history.count()) == (0, 1, 2)
 
 
-def test_cells_of_other_sweeps_are_found_and_taken_over(history: History) -> None:
-    done = make_record(stopped="target", blocks=(make_block(),))
-    history.sweep("grid-1").settle("a", done)
-    history.sweep("grid-1").settle("b", make_record(failure=NO_ROOM, stopped="failed"))
-    history.sweep("mine").settle("c", make_record(stopped="target"))
-    ledger = history.sweep("grid-2")
-    keys = ["a", "b", "c", *(f"key {number}" for number in range(2000))]
-    found = ledger.elsewhere(keys, lambda name: name.startswith("grid"))
-    assert found.keys() == {"a"}, "neither what failed nor what belongs to somebody else"
-    ledger.adopt(found.values())
-    ledger.adopt(found.values())
-    assert ledger.cells()["a"].record_id == done.id
-    assert history.count() == 3
-
-
 def test_a_record_without_its_cell_is_never_seen(history: History) -> None:
     history._database.write(lambda connection: connection.exec_driver_sql("DROP TABLE sweep_cells"))
     with pytest.raises(StoreError):

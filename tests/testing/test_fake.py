@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from redline.analyze.bound import bound
-from redline.analyze.statistics import median_interval, paired_log, ratio_of
-from redline.analyze.summary import summarize
+from redline.analyze.measurement import measurements
+from redline.analyze.pairs import ratio_of
+from redline.analyze.statistics import median_interval, paired_log
 from redline.model import protocol
 from redline.model.errors import DoorError
 from redline.model.note import note
@@ -299,7 +300,7 @@ def test_the_issue_share_decides_who_is_the_limit(share: float, label: str) -> N
         id="x", spec=spec, prepared=prepared(session, spec), blocks=tuple(block_of(session) for _ in range(8))
     )
     assert bound(record).label == label
-    (row,) = summarize([record])
+    (row,) = measurements([record])
     assert row.throughput_per_s == pytest.approx(3200, rel=0.01)
 
 

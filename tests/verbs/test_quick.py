@@ -1,4 +1,4 @@
-"""One call: the batch, the training, the breakdown, the findings, and what becomes of mistakes."""
+"""One call: the training, the breakdown, the findings, and what becomes of mistakes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickProfile]:
 @pytest.mark.slow
 class TestOnACpu:
     def test_the_training_is_measured_and_broken_down(self, quick: QuickProfile) -> None:
-        before, after = quick
+        (after,) = quick
         assert (quick.about["model"], quick.about["data"]) == ("simple_cnn", "synthetic-learnable")
-        assert (before["batch"], after["epochs"]) == (32, 1)
-        assert after["batch"] >= 32
+        assert (after["batch"], after["epochs"]) == (32, 1)
         assert after.value("throughput") > 0
         assert "accuracy" in after
         shares = {
@@ -64,7 +63,6 @@ class TestOnACpu:
     def test_it_shows_itself(self, quick: QuickProfile) -> None:
         shown = quick._repr_html_()
         assert "simple_cnn trains at" in shown
-        assert "before" in shown
         assert "<iframe srcdoc=" in shown
         assert "<script" not in shown  # those of the dashboard are inside the frame, escaped
         assert "backward" in str(quick)

@@ -223,16 +223,6 @@ def test_transformers_trainer(workspace: Workspace, tmp_path: Path) -> None:
     assert told["throughput"] == pytest.approx(4 * told["steps_per_s"], rel=0.2)
 
 
-def test_a_step_of_ones_own_is_measured() -> None:
-    weights = torch.ones(8, 8)
-    settings: dict[str, Any] = {"device": "cpu", "effort": "quick", "launch": {"door": "inline"}}
-    with Workspace(keep=False) as nowhere:
-        (row,) = redline.run_step(lambda: weights @ weights, workspace=nowhere, **settings)
-        assert row.value("throughput") > 0
-        with pytest.raises(UsageError, match="measures a function, got int"):
-            redline.run_step(3, workspace=nowhere)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("command", "name"),
     [

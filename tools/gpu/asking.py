@@ -17,7 +17,7 @@ from typing import Any
 from records import RawRecords
 
 import redline
-from redline.analyze.summary import replicate_rows
+from redline.analyze.measurement import over_processes
 
 Figures = dict[str, Any]
 Outcome = tuple[bool | None, Figures]
@@ -58,7 +58,7 @@ class Ask:
         """What was measured of the only record of `redline.run`."""
         with self.workspace() as workspace:
             found = redline.run(model, device=self.device, effort="quick", workspace=workspace, **settings)
-            (row,) = replicate_rows(found.records, workspace.ceilings_of(found.records))
+            (row,) = over_processes(found.records, workspace.ceilings_of(found.records))
         if row.failure is not None:
             raise RuntimeError(f"{model} {row.recipe}: {row.failure.message}")
         return row

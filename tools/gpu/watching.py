@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import redline
-from redline.analyze.statistics import median_interval, paired_log, ratio_of
+from redline.analyze.pairs import ratio_of
+from redline.analyze.statistics import median_interval, paired_log
 from redline.bench.watch.hooks import install
 
 MARGIN, AGREEMENT, COST_S, STEP_S = 1.03, 0.02, 50e-6, 5e-3

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from redline.analyze.advice import command_line
 from redline.analyze.blocks import latency_blocks
+from redline.analyze.measurement import Line, Measurement, measurements
 from redline.analyze.statistics import percentile_ceiling
-from redline.analyze.summary import Line, RunSummary, summarize
 from redline.analyze.trust import DISQUALIFYING
-from redline.model.errors import SpecError
 from redline.model.fields import Frozen
 from redline.model.identity import Subject, condition_words
 from redline.model.note import Note, note
 from redline.model.record import Failure, Memory, RunRecord
-from redline.model.units import format_bytes, format_rate, format_seconds
+from redline.model.units import format_bytes, format_rate
 
 Purpose = Literal["largest", "knee", "slo"]
 
@@ -44,14 +44,16 @@ SATURATED = 0.9
 """The knee is where throughput reaches this fraction of its limit."""
 
 
-class BatchTrial(Frozen):
+@dataclass(frozen=True)
+class BatchTrial:
     """One batch, tried in its own process."""
 
-    batch: int
-    row: RunSummary
+    row: Measurement
     purpose: Purpose = "largest"
-    p95_ceiling_s: float | None = None
-    """p95 of a step is at or below this, with the confidence that the target requires."""
+
+    @property
+    def batch(self) -> int:
+        return self.row.spec.workload.batch or self.row.batch or 0
 
     @property
     def failure(self) -> Failure | None:
@@ -81,15 +83,21 @@ class BatchTrial(Frozen):
         return self.memory.needed_bytes if self.fits else None
 
     @property
-    def tpot_s(self) -> float | None:
-        """Generation: p95 of the time per further token; with too few tokens for p95, the median."""
-        times = self.row.tpot_s
-        return (times.p95 or times.p50) if times is not None else None
-
-    @property
     def step_s(self) -> float:
         assert self.throughput_per_s is not None
         return (self.row.items_per_step or self.batch) / self.throughput_per_s
+
+    @cached_property
+    def p95_ceiling_s(self) -> float | None:
+        """p95 of a step is at or below this, with a confidence that holds for all batches of a search at once."""
+        confidence = 1 - (1 - SLO_CONFIDENCE) / SLO_TESTS
+        return percentile_ceiling([block.samples for block in latency_blocks(self.row.record)], 0.95, confidence)
+
+    def over(self, slo_p95_s: float) -> float:
+        """How many times over the target p95 is, by the best that is known of it."""
+        latency = self.row.latency_s
+        latency_s = self.p95_ceiling_s or (latency and (latency.p95 or latency.p50))
+        return latency_s / slo_p95_s if latency_s else 1.0
 
     @property
     def doubts(self) -> list[str]:
@@ -103,41 +111,8 @@ class BatchTrial(Frozen):
         return ", ".join([speed, format_bytes(self.needed_bytes), *self.doubts])
 
 
-class SloTargets(Frozen):
-    """What a batch must keep to be recommended."""
-
-    p95_s: float | None = None
-    """For p95 of a step."""
-    ttft_s: float | None = None
-    """Generation: for the median time to the first token."""
-    tpot_s: float | None = None
-    """Generation: for p95 of the time per further token; with too few tokens for p95, for the median."""
-
-    def __post_init__(self) -> None:
-        for name in ("p95", "ttft", "tpot"):
-            value = getattr(self, f"{name}_s")
-            if value is not None and not value > 0:
-                raise SpecError(f"slo_{name} must be above 0, got {value}")
-
-    def __bool__(self) -> bool:
-        return any(target is not None for target in (self.p95_s, self.ttft_s, self.tpot_s))
-
-    def __str__(self) -> str:
-        named = {"p95": self.p95_s, "TTFT": self.ttft_s, "TPOT": self.tpot_s}
-        return ", ".join(f"{name} ≤ {format_seconds(target)}" for name, target in named.items() if target is not None)
-
-    def are_kept(self, trial: BatchTrial) -> bool:
-        """A tail that is not known keeps no target."""
-        measured = [trial.p95_ceiling_s, trial.row.ttft_s, trial.tpot_s]
-        pairs = zip((self.p95_s, self.ttft_s, self.tpot_s), measured, strict=True)
-        return all(target is None or (found is not None and found <= target) for target, found in pairs)
-
-    def excess(self, trial: BatchTrial) -> float:
-        """How many times over the target it misses most (or comes closest to), by the best that is known of it."""
-        latency = trial.row.latency_s
-        latency_s = trial.p95_ceiling_s or (latency and (latency.p95 or latency.p50))
-        pairs = ((self.p95_s, latency_s), (self.ttft_s, trial.row.ttft_s), (self.tpot_s, trial.tpot_s))
-        return max((found / target for target, found in pairs if target is not None and found), default=1.0)
+def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
+    return BatchTrial(measurements([record])[0], purpose)
 
 
 class Knee(Frozen):
@@ -154,21 +129,18 @@ class Knee(Frozen):
     """The largest measured batch below it, which does not reach as much: the knee is above this one."""
 
 
-class BatchSummary(Frozen):
-    """All that a search for one recipe found."""
+@dataclass
+class BatchSummary:
+    """What a search for one recipe has found so far."""
 
-    trials: tuple[BatchTrial, ...]
-    slo: SloTargets = SloTargets()
-    max_batch_below: int | None = None
-    """The largest there is lies below this, by the trials and by their secant; None where nothing bounds it."""
-    knee: Knee | None = None
-    """None where the measured batches do not show one; a note then says why."""
-    notes: tuple[Note, ...] = ()
-    at_length: str | None = None
-    """The command that measures the largest batch thoroughly; None where no command line can name the model."""
+    trials: list[BatchTrial] = field(default_factory=list)
+    slo_p95_s: float | None = None
+    """What p95 of a step must keep."""
+    upper: float = math.inf
+    """The largest there is lies below this, by the trials and by their secant."""
 
     @property
-    def row(self) -> RunSummary:
+    def row(self) -> Measurement:
         """A row that says what all trials have in common, by one that ran if any did."""
         rows = [trial.row for trial in self.trials]
         return next((row for row in rows if row.device_name and row.item), rows[0])
@@ -180,17 +152,32 @@ class BatchSummary(Frozen):
         return " · ".join(text for name, text in words.items() if name not in ("inputs", "max_memory_bytes"))
 
     @property
+    def fitting(self) -> list[BatchTrial]:
+        """The trials that ran, by growing batch."""
+        return sorted((trial for trial in self.trials if trial.fits), key=lambda trial: trial.batch)
+
+    @property
     def limit_bytes(self) -> int | None:
         return next((trial.memory.limit_bytes for trial in self.trials if trial.memory.limit_bytes), None)
 
     @property
     def max_batch(self) -> int | None:
         """Returns the largest that ran in its own process; None where none did."""
-        return max((trial.batch for trial in self.trials if trial.fits), default=None)
+        return max((trial.batch for trial in self.fitting), default=None)
+
+    @property
+    def max_batch_below(self) -> int | None:
+        return math.ceil(self.upper) if math.isfinite(self.upper) else None
 
     @property
     def ooms(self) -> int:
         return sum(trial.is_oom for trial in self.trials)
+
+    @property
+    def knee(self) -> Knee | None:
+        """None where the measured batches do not show one; a note then says why."""
+        found = supported_knee(self.trials)
+        return None if isinstance(found, Note) else found
 
     @property
     def knee_batch(self) -> int | None:
@@ -198,81 +185,59 @@ class BatchSummary(Frozen):
 
     @property
     def slo_batch(self) -> int | None:
-        """The best batch that keeps the targets; p95 of a step with 95 % confidence."""
-        best = best_under(self.trials, self.slo) if self.slo else None
-        return best.batch if best else None
+        """The largest batch whose p95 keeps the target with 95 % confidence, unless a smaller one is clearly faster.
+
+        Only trials made for it count.
+        """
+        if self.slo_p95_s is None:
+            return None
+        kept = [trial for trial in self.fitting if trial.purpose == "slo" and keeps(trial, self.slo_p95_s)]
+        if not kept:
+            return None
+        fastest = max(kept, key=lambda trial: trial.throughput_per_s or 0.0)
+        clearly = (fastest.throughput_per_s or 0.0) > CLEARLY_FASTER * (kept[-1].throughput_per_s or 0.0)
+        return (fastest if clearly else kept[-1]).batch
+
+    @property
+    def at_length(self) -> str | None:
+        """The command that measures the largest batch thoroughly; None where no command line can name the model."""
+        return command_line("run", self.trials[0].row.spec, batch=self.max_batch) if self.max_batch else None
+
+    @property
+    def is_doubted(self) -> bool:
+        """Returns whether other processes disturbed the trials, so that nothing is recommended by their speeds."""
+        return any(DISQUALIFYING.intersection(trial.doubts) for trial in self.fitting)
+
+    @property
+    def notes(self) -> Iterator[Note]:
+        last, knee, fitting = self.trials[-1], supported_knee(self.trials), self.fitting
+        if not fitting:
+            why = last.failure.message if last.failure else "nothing timed"
+            yield note("no-batch", f"no batch ran; batch {last.batch} ended with: {why}")
+        elif isinstance(knee, Note):
+            yield knee
+        if doubts := [labels for trial in fitting if (labels := DISQUALIFYING.intersection(trial.doubts))]:
+            text = f"{len(doubts)} of {len(self.trials)} trials are doubted ({', '.join(sorted(set().union(*doubts)))})"
+            yield note("doubted-trials", f"{text}: speeds and knee may be off; what fits is not")
+        if self.slo_p95_s is not None and fitting and self.slo_batch is None:
+            yield note("over-target", "no batch was within the latency target with 95 % confidence")
+        if squeezed := [str(trial.batch) for trial in fitting if trial.memory.allocator_retries]:
+            text = f"short of memory at batch {', '.join(dict.fromkeys(squeezed))}"
+            yield note("short-of-memory", f"{text}: the allocator freed its cache while timing, which costs speed")
+        failures = [(trial, trial.failure) for trial in self.trials if trial.failure is not None]
+        for trial, failure in failures:
+            for told in failure.notes:
+                if told.code == "fragmented":
+                    yield note("fragmented", f"batch {trial.batch} failed because memory was fragmented: {told}")
+        odd = next(((trial, failure) for trial, failure in failures if not trial.is_oom), None)
+        if odd is not None and fitting:
+            text = f"batch {odd[0].batch} failed for another reason than memory: {odd[1].told}"
+            yield note("other-failure", text)
 
 
-def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
-    (row,) = summarize([record])
-    batch = record.spec.workload.batch or row.batch
-    assert batch is not None
-    # An upper bound of p95 that holds for all batches of a search at once.
-    confidence = 1 - (1 - SLO_CONFIDENCE) / SLO_TESTS
-    ceiling_s = percentile_ceiling([block.samples for block in latency_blocks(record)], 0.95, confidence)
-    return BatchTrial(batch=batch, row=row, purpose=purpose, p95_ceiling_s=ceiling_s)
-
-
-def batch_summary(
-    records: Sequence[RunRecord],
-    trials: Sequence[BatchTrial],
-    *,
-    upper: float,
-    slo: SloTargets | None = None,
-    multiple: int = 1,
-) -> BatchSummary:
-    """`upper`: what the search knows the largest to be below; only multiples of `multiple` were tried in the end."""
-    knee = supported_knee(trials)
-    found = BatchSummary(trials=tuple(trials), slo=slo or SloTargets())
-    return msgspec.structs.replace(
-        found,
-        max_batch_below=math.ceil(upper) if math.isfinite(upper) else None,
-        knee=None if isinstance(knee, Note) else knee,
-        notes=tuple(_notes(found, knee, multiple)),
-        at_length=command_line("run", records[0].spec, batch=found.max_batch) if found.max_batch else None,
-    )
-
-
-def _notes(found: BatchSummary, knee: Knee | Note, multiple: int) -> Iterator[Note]:
-    trials, runs = found.trials, found.max_batch is not None
-    if not runs:
-        last = trials[-1].failure
-        why = last.message if last else "nothing timed"
-        yield note("no-batch", f"no batch ran; batch {trials[-1].batch} ended with: {why}")
-    elif isinstance(knee, Note):
-        yield knee
-    doubted = [labels for trial in trials if trial.fits and (labels := DISQUALIFYING.intersection(trial.doubts))]
-    if doubted:
-        told = f"{len(doubted)} of {len(trials)} trials are doubted ({', '.join(sorted(set().union(*doubted)))})"
-        yield note("doubted-trials", f"{told}: speeds and knee may be off; what fits is not")
-    if found.slo and runs and found.slo_batch is None:
-        sure = " with 95 % confidence" if found.slo.p95_s is not None else ""
-        yield note("over-target", f"no batch was within the latency target{sure}")
-    squeezed = sorted({trial.batch for trial in trials if trial.fits and trial.memory.allocator_retries})
-    if squeezed:
-        told = ", ".join(map(str, squeezed))
-        text = f"short of memory at batch {told}: the allocator freed its cache while timing, which costs speed"
-        yield note("short-of-memory", text)
-    for trial in trials:
-        for told_by in trial.failure.notes if trial.failure else ():
-            if told_by.code == "fragmented":
-                yield note("fragmented", f"batch {trial.batch} failed because memory was fragmented: {told_by}")
-    odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
-    if odd is not None and odd.failure is not None and runs:
-        then = f"; from then on multiples of {multiple} were tried" if multiple > 1 else ""
-        text = f"batch {odd.batch} failed for another reason than memory: {odd.failure.told}{then}"
-        yield note("other-failure", text)
-
-
-def best_under(trials: Sequence[BatchTrial], slo: SloTargets) -> BatchTrial | None:
-    """The largest batch within the targets, unless a smaller one is clearly faster. Only trials made for it count."""
-    kept = [trial for trial in trials if trial.purpose == "slo" and trial.fits and slo.are_kept(trial)]
-    if not kept:
-        return None
-    largest = max(kept, key=lambda trial: trial.batch)
-    fastest = max(kept, key=lambda trial: trial.throughput_per_s or 0.0)
-    clearly = (fastest.throughput_per_s or 0.0) > CLEARLY_FASTER * (largest.throughput_per_s or 0.0)
-    return fastest if clearly else largest
+def keeps(trial: BatchTrial, slo_p95_s: float) -> bool:
+    """Returns whether p95 surely keeps the target. A tail that is not known keeps none."""
+    return trial.fits and trial.p95_ceiling_s is not None and trial.p95_ceiling_s <= slo_p95_s
 
 
 # The saturation of throughput
@@ -403,17 +368,21 @@ def _no_knee(why: str) -> Note:
     return note("no-knee", f"no knee: {why}")
 
 
-class Curve(Frozen):
+@dataclass(frozen=True)
+class Curve:
     """The rows of one recipe of a subject, one for each batch, with the batches growing."""
 
     subject: Subject
     recipe: str
-    rows: tuple[RunSummary, ...]
-    knee: Knee | None = None
-    """None if the measured batches do not show one."""
+    rows: tuple[Measurement, ...]
+
+    @cached_property
+    def knee(self) -> Knee | None:
+        """None if the measured batches do not show one."""
+        return BatchSummary([BatchTrial(row) for row in self.rows]).knee
 
     @property
-    def measured(self) -> list[RunSummary]:
+    def measured(self) -> list[Measurement]:
         return [row for row in self.rows if row.throughput_per_s is not None]
 
 
@@ -421,18 +390,13 @@ def curves_of(lines: Sequence[Line]) -> list[Curve]:
     """Returns the curves in the order in which subjects and recipes first appear."""
     chosen: dict[tuple[Subject, str], dict[int, Line]] = {}
     for line in lines:
-        batch = line.row.batch
-        if batch is None:
-            continue
-        points = chosen.setdefault((line.subject, line.row.recipe), {})
-        if batch not in points or _standing(line) > _standing(points[batch]):
-            points[batch] = line
-    curves = []
-    for (subject, recipe), points in chosen.items():
-        rows = tuple(points[batch].row for batch in sorted(points))
-        knee = supported_knee([BatchTrial(batch=row.batch or 0, row=row) for row in rows])
-        curves.append(Curve(subject=subject, recipe=recipe, rows=rows, knee=None if isinstance(knee, Note) else knee))
-    return curves
+        if (batch := line.row.batch) is not None:
+            points = chosen.setdefault((line.subject, line.row.recipe), {})
+            points[batch] = max(points.get(batch, line), line, key=_standing)
+    return [
+        Curve(subject, recipe, tuple(points[batch].row for batch in sorted(points)))
+        for (subject, recipe), points in chosen.items()
+    ]
 
 
 def _standing(line: Line) -> tuple[bool, bool, float, str]:

@@ -18,12 +18,12 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from redline.analyze.statistics import PairedLog, Ratio, median_interval, paired_log, percentile, ratio_of
+from redline.analyze.statistics import Interval, PairedLog, median_interval, paired_log, percentile
 from redline.model.fields import Frozen
 from redline.model.record import Block, Memory, RunRecord, TimeKind
 
@@ -78,14 +78,6 @@ def _waited_shares(record: RunRecord, kind: TimeKind) -> dict[int, float]:
         number: min(waited_s(record, blocks) / sum(block.wall_s for block in blocks), MOST_WAITED)
         for number, blocks in rounds.items()
     }
-
-
-class ThroughputInterval(Frozen, frozen=True, kw_only=True):
-    """Where the throughput lies at 95 %; the half width is that of the step time, which the stopping rule looks at."""
-
-    low: float
-    high: float
-    half_width: float
 
 
 class Latency(Frozen, frozen=True, kw_only=True):
@@ -195,15 +187,6 @@ def round_medians_s(record: RunRecord, kind: TimeKind = "throughput", *, rescale
     return {number: middle for number, samples in rounds.items() if (middle := median(samples)) > 0}
 
 
-def ratio_in_turns(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> Ratio | None:
-    """First over other by the rounds both have, both rescaled; None with too few of them for an interval."""
-    paired = ratio_of(log_in_turns(first, other, kind))
-    if paired is None:
-        return None
-    back = math.exp((shift(first, kind) or 0.0) - (shift(other, kind) or 0.0))  # to what was measured under contention
-    return msgspec.structs.replace(paired, low=paired.low * min(back, 1.0), high=paired.high * max(back, 1.0))
-
-
 def log_in_turns(
     first: RunRecord, other: RunRecord, kind: TimeKind = "throughput", *, rescaled: bool = True
 ) -> PairedLog | None:
@@ -283,11 +266,12 @@ def per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None:
     return items * _steps(timed) / wall_s if items and wall_s else None
 
 
-def throughput_interval(blocks: Sequence[Block], items: int | None) -> ThroughputInterval | None:
+def throughput_interval(blocks: Sequence[Block], items: int | None) -> Interval | None:
+    """The interval of the median step, turned around."""
     step_s = median_interval([block.samples for block in blocks])
     if step_s is None or step_s.low <= 0 or not items:
         return None
-    return ThroughputInterval(low=items / step_s.high, high=items / step_s.low, half_width=step_s.half_width)
+    return Interval(low=items / step_s.high, median=items / step_s.median, high=items / step_s.low)
 
 
 def latency_of(record: RunRecord) -> Latency | None:
@@ -312,16 +296,13 @@ def latency_of(record: RunRecord) -> Latency | None:
     )
 
 
-def energy_figures(blocks: Sequence[Block], items: int | None) -> dict[str, Any]:
-    found = metered_energy(blocks)
-    if found is None:
-        return {}
-    energy_j, wall_s = found
+def energy_figures(blocks: Sequence[Block], items: int | None) -> dict[str, float]:
+    """Joules per item and watts, where a counter had time enough for them."""
+    energy_j, wall_s = metered_energy(blocks) or (0.0, 0.0)
     if wall_s < ENERGY_LEAST_S or not energy_j:
-        return {"energy_too_short": True}
+        return {}
     count = (items or 0) * _steps(metered_blocks(blocks))
-    per_item = {"energy_per_item_j": energy_j / count} if count else {}
-    return {**per_item, "power_w": energy_j / wall_s}
+    return {"power_w": energy_j / wall_s} | ({"per_item_j": energy_j / count} if count else {})
 
 
 def utilisation_of(record: RunRecord) -> float | None:

@@ -7,29 +7,24 @@ represented by the run that went worst.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from redline.analyze.statistics import percentile
-from redline.model.arrivals import Served, rate_of
+from redline.model.arrivals import LoadSpec, Served, rate_of
 from redline.model.fields import Frozen
 from redline.model.metrics import LATENCY_P50, LATENCY_P95, LATENCY_P99, Figure, Row
 from redline.model.note import Note, note
-from redline.model.record import Failure, Numerics, RunRecord, device_of
+from redline.model.record import RunRecord
 from redline.model.units import format_rate
 
 SETTLING = 0.1
 """Share of the requests that find a queue still filling up, and are left out of percentiles and means."""
 KEEPS_UP = 0.97
 """This share of the rate that was offered must be completed: the band within which two speeds are the same."""
-SLICES = 10
-CLEARLY_RISING = 27
-"""So many more of the 45 pairs of ten slices rise than fall by chance once in a hundred times (Mann and Kendall)."""
-SLOWS = 1.05
-"""A batch that takes so many times as long at the end of a run is worth a note: the band for p95."""
-
 Verdict = Literal["kept", "above the target", "falls behind"]
 
 FIGURES: tuple[tuple[Figure, str], ...] = (
@@ -78,8 +73,6 @@ class LoadPoint(Frozen):
     compute_s: float
     busy_share: float
     padded_share: float
-    slowing: float
-    """How many times as long a batch took at the end of the run as at its start; 1 where there is no clear trend."""
     target_s: float | None = None
     """What p99 must stay within."""
     runs: int = 1
@@ -101,57 +94,54 @@ class LoadPoint(Frozen):
         return self.verdict == "kept"
 
 
-class LoadSummary(Frozen):
+@dataclass(frozen=True)
+class LoadSummary:
     """One model under one recipe, over the rates."""
 
-    record_id: str
-    model: str
-    recipe: str
-    device: str
-    device_name: str
-    max_batch: int
-    max_wait_s: float
-    slo_p99_s: float | None
+    record: RunRecord
     points: tuple[LoadPoint, ...]
     """They are ordered by rising rate."""
     sustainable_rate: float | None
     """The highest measured rate that is kept, below which all others are too; None: none is."""
-    is_open_ended: bool
-    """The highest rate that was asked for was sustained: the true limit is higher."""
-    knee_rate: float | None
-    """Where rate over mean latency is highest; None where that is at an end of the range, or not sustained."""
-    numerics: Numerics | None = None
-    failure: Failure | None = None
-    notes: tuple[Note, ...] = ()
 
     @property
-    def is_sound(self) -> bool:
-        return self.failure is None and bool(self.points)
+    def load(self) -> LoadSpec:
+        assert self.record.spec.load is not None
+        return self.record.spec.load
+
+    @property
+    def model(self) -> str:
+        return self.record.spec.workload.model
+
+    @property
+    def recipe(self) -> str:
+        return str(self.record.spec.recipe)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Returns whether the highest rate that was asked for was sustained: the true limit is higher."""
+        return bool(self.points) and self.sustainable_rate == self.points[-1].rate
+
+    @property
+    def notes(self) -> Iterator[Note]:
+        if any(point.p99_s is None for point in self.points):
+            judged = "; there the slowest request was judged" if self.load.slo_p99_s else ""
+            yield note("few-samples", f"some rates had fewer than the 662 requests that p99 needs{judged}")
+        beyond = [point for point in self.points if point.is_kept and point.rate > (self.sustainable_rate or 0.0)]
+        if beyond:
+            text = f"{format_rate(beyond[-1].rate)} requests/s were kept in one run and do not count as sustained"
+            yield note("pace-changed", f"{text}: another run completed less, so the speed changed from run to run")
+        if any(point.padded_share > 0.25 for point in self.points):
+            yield note(
+                "padding", "more than a quarter of the rows were padding: this recipe runs fixed batch sizes only"
+            )
 
 
 def load_of(record: RunRecord) -> LoadSummary:
     """A record's loads, judged by its target."""
     assert record.spec.load is not None
-    load, prepared = record.spec.load, record.prepared
-    points = points_of(record.loads, load.slo_p99_s)
-    kept = sustained(points)
-    return LoadSummary(
-        record_id=record.id,
-        model=record.spec.workload.model,
-        recipe=str(record.spec.recipe),
-        device=device_of(record),
-        device_name=prepared.environment.device.name if prepared else "",
-        max_batch=load.max_batch,
-        max_wait_s=load.max_wait_s,
-        slo_p99_s=load.slo_p99_s,
-        points=points,
-        sustainable_rate=kept,
-        is_open_ended=bool(points) and kept == points[-1].rate,
-        knee_rate=_knee_of(points, kept),
-        numerics=prepared.numerics if prepared else None,
-        failure=record.failure.brief() if record.failure else None,
-        notes=tuple(_notes(points, kept)),
-    )
+    points = points_of(record.loads, record.spec.load.slo_p99_s)
+    return LoadSummary(record, points, sustained(points))
 
 
 def points_of(loads: Iterable[Served], slo_p99_s: float | None = None) -> tuple[LoadPoint, ...]:
@@ -202,22 +192,8 @@ def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
         compute_s=mean(batch_s[steady]),
         busy_share=_over(float(batch_s.sum()), span_s),
         padded_share=_over(served.padded, done + served.padded),
-        slowing=_slowing(sizes, batch_s),
         target_s=slo_p99_s,
     )
-
-
-def _slowing(sizes: np.ndarray, batch_s: np.ndarray) -> float:
-    """How many times as long a batch takes at the end of a run as at its start; 1 where that is no clear trend.
-
-    Batches are compared with others of their size, in slices of equal count, whose medians must keep rising.
-    """
-    usual = {size: float(np.median(batch_s[sizes == size])) for size in np.unique(sizes).tolist()}
-    relative = batch_s / np.array([max(usual[size], 1e-12) for size in sizes.tolist()])
-    slices = [part for part in np.array_split(relative, SLICES) if part.size]
-    medians = [float(np.median(part)) for part in slices]
-    rising = sum(int(np.sign(late - early)) for at, early in enumerate(medians) for late in medians[at + 1 :])
-    return max(medians[-1] / medians[0], 1.0) if rising >= CLEARLY_RISING and medians[0] > 0 else 1.0
 
 
 def sustained(points: Sequence[LoadPoint]) -> float | None:
@@ -230,33 +206,6 @@ def sustained(points: Sequence[LoadPoint]) -> float | None:
     return max((point.rate for point in points if point.is_kept and point.rate < most), default=None)
 
 
-def _knee_of(points: Sequence[LoadPoint], kept: float | None) -> float | None:
-    """Kleinrock's knee: more load than that costs more in latency than it brings in throughput.
-
-    A rate that is not sustained is no place to be, so there is no knee beyond those that are.
-    """
-    powers = [point.achieved_rate / point.mean_s if point.mean_s > 0 else 0.0 for point in points]
-    best = int(np.argmax(powers)) if powers else 0
-    is_inside = 0 < best < len(points) - 1 and kept is not None and points[best].rate <= kept
-    return points[best].rate if is_inside else None
-
-
-def _notes(points: Sequence[LoadPoint], kept: float | None) -> Iterator[Note]:
-    if any(point.p99_s is None for point in points):
-        judged = "; there the slowest request was judged" if points[0].target_s else ""
-        yield note("few-samples", f"some rates had fewer than the 662 requests that p99 needs{judged}")
-    beyond = [point for point in points if point.is_kept and point.rate > (kept or 0.0)]
-    if beyond:
-        text = f"{format_rate(beyond[-1].rate)} requests/s were kept in one run and do not count as sustained"
-        yield note("pace-changed", f"{text}: another run completed less, so the speed changed from run to run")
-    worst = max(points, key=lambda point: point.slowing, default=None)
-    if worst is not None and worst.slowing >= SLOWS:
-        text = f"batches took {worst.slowing:.2f} times as long at the end of the run at {format_rate(worst.rate)} requests/s"
-        yield note("slowing", f"{text} as at its start: a longer run would sustain less (try --seconds)")
-    if any(point.padded_share > 0.25 for point in points):
-        yield note("padding", "more than a quarter of the rows were padding: this recipe runs fixed batch sizes only")
-
-
 def _over(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
@@ -265,15 +214,15 @@ def load_rows(load: LoadSummary) -> Iterator[Row]:
     """One row for each rate of requests. What its verdict rests on stands in it."""
     for point in load.points:
         metrics = (figure(getattr(point, field)) for figure, field in FIGURES)
-        role = {load.knee_rate: "knee", load.sustainable_rate: "sustained"}
+        is_best = point.rate == load.sustainable_rate
         yield Row(
             facts={
                 "recipe": load.recipe,
                 "model": load.model,
-                "verdict": role.get(point.rate, "kept") if point.is_kept else point.verdict,
+                "verdict": "sustained" if is_best else point.verdict,
                 "keeps_target": point.is_kept,
                 "runs": point.runs,
             },
             metrics=tuple(metric for metric in metrics if metric.value is not None),
-            record_id=load.record_id,
+            record_id=load.record.id,
         )

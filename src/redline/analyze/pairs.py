@@ -14,8 +14,10 @@ from itertools import combinations
 from statistics import fmean, variance
 from typing import Literal
 
-from redline.analyze.blocks import blocks_as, has_solo_blocks, log_in_turns, round_medians_s
-from redline.analyze.statistics import PairedLog, Ratio, student_t
+import msgspec
+
+from redline.analyze.blocks import blocks_as, has_solo_blocks, log_in_turns, round_medians_s, shift
+from redline.analyze.statistics import MIN_COMMON_ROUNDS, PairedLog, Ratio, student_t
 from redline.model.fields import Frozen
 from redline.model.record import RunRecord, TimeKind
 from redline.model.spec import RunSpec
@@ -84,16 +86,6 @@ def names_in(replicate: Replicate) -> list[str]:
     return racer_names(record.spec for record in replicate)
 
 
-def is_same_recipe(replicates: Sequence[Replicate], a: str, b: str) -> bool:
-    """Returns whether two racers are one thing: one recipe, written alike or in another order, of one model."""
-    recipes = {
-        name: (record.spec.workload.model, record.spec.recipe.canonical())
-        for replicate in replicates
-        for name, record in zip(names_in(replicate), replicate, strict=True)
-    }
-    return recipes[a] == recipes[b]
-
-
 def pair_of(
     replicates: Sequence[Replicate], a: str, b: str, kind: TimeKind = "throughput", *, looks: bool = True
 ) -> Pair | None:
@@ -114,6 +106,22 @@ def ratio_over(logs: Sequence[PairedLog], *, looks: bool = True) -> Ratio | None
     logs = undisturbed(logs)
     half = half_width(logs, looks=looks)
     return bounds(logs, half) if half is not None else None
+
+
+def ratio_of(log: PairedLog | None) -> Ratio | None:
+    """Of a single replicate, by its rounds alone; None with fewer than five of them."""
+    if log is None or log.rounds < MIN_COMMON_ROUNDS:
+        return None
+    return msgspec.structs.replace(bounds([log], student_t(log.rounds - 1) * log.error), rounds=log.rounds)
+
+
+def ratio_in_turns(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> Ratio | None:
+    """First over other by the rounds both have, both rescaled; None with too few of them for an interval."""
+    paired = ratio_of(log_in_turns(first, other, kind))
+    if paired is None:
+        return None
+    back = math.exp((shift(first, kind) or 0.0) - (shift(other, kind) or 0.0))  # to what was measured under contention
+    return msgspec.structs.replace(paired, low=paired.low * min(back, 1.0), high=paired.high * max(back, 1.0))
 
 
 def undisturbed(logs: Sequence[PairedLog], enough: int = ENOUGH_QUIET) -> list[PairedLog]:

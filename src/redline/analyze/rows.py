@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from redline.analyze.batch import SloTargets
+from redline.analyze.measurement import Measurement, name_of
 from redline.analyze.pairs import TIME_BAND
-from redline.analyze.summary import RunSummary, name_of
 from redline.analyze.trust import DISQUALIFYING, error_text
 from redline.model.identity import condition_words
 from redline.model.metrics import (
@@ -72,11 +71,11 @@ FIGURES: tuple[tuple[Figure, str], ...] = (
     (Figure(name="tolerance", unit="error", doc="What the signal error may be: 4 times what rounding does."), "numerics.tolerance"),
     (Figure(name="of_peak", unit="share", header="of peak", better="higher", doc="Of the measured ceiling."), "roofline.efficiency"),
     (Figure(name="headroom", unit="x", header="left", better="lower", doc="Measured time over the roofline's."), "roofline.headroom"),
-    (Figure(name="flops", unit="FLOP", doc="Products of one step."), "flops"),
-    (Figure(name="energy_per_item", unit="J", header="energy/item", better="lower"), "training.energy_per_sample_j|energy_per_item_j"),
-    (Figure(name="power", unit="W", doc="Mean over the metered blocks."), "power_w"),
+    (Figure(name="flops", unit="FLOP", doc="Products of one step."), "prepared.work.total_flops"),
+    (Figure(name="energy_per_item", unit="J", header="energy/item", better="lower"), "energy.per_item_j"),
+    (Figure(name="power", unit="W", doc="Mean over the metered blocks."), "energy.power_w"),
     (Figure(name="utilisation", unit="share", header="busy", doc="Of the device."), "utilisation"),
-    (Figure(name="cost_per_million", header="per million", better="lower", doc="Of a million items, at the given price."), "training.cost_per_million|cost_per_million"),
+    (Figure(name="cost_per_million", header="per million", better="lower", doc="Of a million items, at the given price."), "cost_per_million"),
     (Figure(name="sustainable_rate", unit="req/s", header="sustains", better="higher", doc="The highest rate that keeps the target."), "load.sustainable_rate"),
     *((Figure(name=f"{name}_time", unit="s", header=header, doc="Before the first step.", better="lower"), f"cold_start_s.{name}_s") for name, header in (("import", "import"), ("start", "worker"), ("build", "build"), ("first_call", "first call"))),
     (COMPILE, "cold_start_s.compile_s"),
@@ -97,9 +96,7 @@ WORDS = (
     "processes",
     "cache",
     "compile_cache",
-    "keeps_target",
     "limit",
-    "top_operator",
 )
 """What is said of a row rather than asked for: it does not identify it."""  # fmt: skip
 
@@ -115,12 +112,12 @@ def found_at(row: Any, places: str) -> Any:
     return None
 
 
-def metric_of(row: RunSummary, name: str) -> Metric | None:
+def metric_of(row: Measurement, name: str) -> Metric | None:
     """Returns one figure of a measurement by its name; None where it is not known."""
     return next((made for figure, places in FIGURES if figure.name == name and (made := _metric(row, figure, places))), None)  # fmt: skip
 
 
-def _metric(row: RunSummary, figure: Figure, places: str) -> Metric | None:
+def _metric(row: Measurement, figure: Figure, places: str) -> Metric | None:
     value, *ends = (found_at(row, part) for part in places.split(" "))
     if value is None:
         return None
@@ -139,7 +136,7 @@ def _metric(row: RunSummary, figure: Figure, places: str) -> Metric | None:
     return figure(value, low, high, doubt=doubt, item=row.item)
 
 
-def doubt_of(row: RunSummary) -> Note | None:
+def doubt_of(row: Measurement) -> Note | None:
     """Why its times are not to be relied on; None where they are sound."""
     if row.failure is not None or row.verdict.settles:
         return None
@@ -155,7 +152,7 @@ def _explains_little(reason: Note) -> bool:
     return reason.code in ("wide-interval", "few-samples", "steady", "not-steady")
 
 
-def trust_words(row: RunSummary) -> str:
+def trust_words(row: Measurement) -> str:
     is_wrong = row.numerics is not None and row.numerics.is_wrong
     labels: list[str] = [label for label in row.verdict.labels if not (is_wrong and label == "valid")]
     if labels == ["noisy"] and not row.verdict.doubts("throughput"):
@@ -163,18 +160,18 @@ def trust_words(row: RunSummary) -> str:
     return ", ".join([*labels, *(["wrong outputs ✗"] if is_wrong else [])])
 
 
-def numerics_words(row: RunSummary) -> str | None:
+def numerics_words(row: Measurement) -> str | None:
     """Returns what the check of the outputs says: that the error passes, and why, or why there is none."""
     if row.numerics is None:
         return None
     if row.numerics.is_wrong:
         return "wrong"
-    if row.capabilities is not None and row.capabilities.quantizes:
+    if row.quantizes:
         return "quantized"
     return "passed" if row.numerics.is_compared else error_text(row.numerics)
 
 
-def verdict_words(row: RunSummary) -> str | None:
+def verdict_words(row: Measurement) -> str | None:
     """Returns what the interval of the ratio decides. Noise is part of the interval; what spoilt the times of a side is not."""
     if row.vs_first is None:
         return None
@@ -182,7 +179,7 @@ def verdict_words(row: RunSummary) -> str | None:
     return "undecided" if is_spoilt or row.vs_first.verdict == "inconclusive" else row.vs_first.verdict
 
 
-def facts_of(row: RunSummary) -> dict[str, Fact]:
+def facts_of(row: Measurement) -> dict[str, Fact]:
     """Returns what identifies it: model, recipe, batch, device, and the conditions it was measured under."""
     facts: dict[str, Fact] = {
         "model": row.model,
@@ -199,12 +196,11 @@ def facts_of(row: RunSummary) -> dict[str, Fact]:
     return facts
 
 
-def row_of(row: RunSummary) -> Row:
+def row_of(row: Measurement) -> Row:
     """All that is known of a measurement, with what to know about it."""
     facts = facts_of(row)
     if row.failure is not None:
-        why = f"{row.failure.kind} at {row.failure.stage}: {row.failure.told}"
-        return Row(facts={**facts, "trust": "failed"}, failure=why, record_id=row.record_id)
+        return Row(facts={**facts, "trust": "failed"}, failure=row.failure.line, record_id=row.record_id)
     metrics = (_metric(row, figure, places) for figure, places in FIGURES)
     words = {
         "verdict": verdict_words(row),
@@ -224,11 +220,11 @@ def row_of(row: RunSummary) -> Row:
     )
 
 
-def _notes(row: RunSummary) -> Iterator[Note]:
+def _notes(row: Measurement) -> Iterator[Note]:
     """Yields what to know about one row: why it is doubted, why its outputs do not pass, what else disturbed it."""
     if row.numerics is not None and row.numerics.is_wrong and row.numerics.reason is not None:
         yield note(row.numerics.reason.code, f"numerics: {row.numerics.reason}", about="numerics")
-    if row.capabilities is not None and row.capabilities.quantizes:
+    if row.quantizes:
         yield note("quantizes", "quantized: only a check on your own data tells whether the accuracy is acceptable")
     speed = metric_of(row, "throughput")
     if not row.verdict.trusted:
@@ -243,10 +239,10 @@ def _notes(row: RunSummary) -> Iterator[Note]:
         yield row.roofline.error
     if row.training is not None:
         yield from row.training.doubts
-    codes = ["measured-separately", "contended", "others-at-work", "masked-positions", "left-out", "also-failed", "straggler", "oversubscribed"]  # fmt: skip
+    codes = ["measured-separately", "contended", "others-at-work", "masked-positions", "left-out", "straggler", "oversubscribed"]  # fmt: skip
     yield from row.verdict.noted(*codes)  # type: ignore[arg-type]
     if row.verdict.trusted:
-        yield from row.verdict.noted("wide-interval", "spread", "outliers")
+        yield from row.verdict.noted("spread")
 
 
 def varying(rows: Sequence[Mapping[str, Fact]]) -> list[str]:
@@ -281,7 +277,7 @@ def table_of(
     return Table(name=name, title=title, rows=own, columns=(*keys, *(column for column in columns if column not in keys))), about  # fmt: skip
 
 
-def title_of(about: Mapping[str, Fact], rows: Iterable[RunSummary]) -> str:
+def title_of(about: Mapping[str, Fact], rows: Iterable[Measurement]) -> str:
     """Returns what was measured in all of these rows, and where, in one line."""
     row = next((row for row in rows if row.device_name), None) or next(iter(rows))
     words = condition_words(row.conditions, row.device)
@@ -294,7 +290,7 @@ def title_of(about: Mapping[str, Fact], rows: Iterable[RunSummary]) -> str:
     return " · ".join(parts)
 
 
-def columns_for(rows: Sequence[RunSummary]) -> tuple[str, ...]:
+def columns_for(rows: Sequence[Measurement]) -> tuple[str, ...]:
     """Returns what a person sees first of these measurements, the most important first."""
     priced = ("cost_per_million",) if any(row.cost_per_million is not None for row in rows) else ()
     ratio = ("ratio",) if any(row.vs_first is not None for row in rows) else ()
@@ -305,14 +301,12 @@ def columns_for(rows: Sequence[RunSummary]) -> tuple[str, ...]:
     return ("throughput", *ratio, "trust", *priced, "rel_error", "latency_p50", "memory")
 
 
-def headline_of(table: Table, slo: SloTargets | None = None) -> Headline:
+def headline_of(table: Table) -> Headline:
     """The answer in one sentence, with the conditions that make it true where the rows differ in them."""
     rows = [row for row in table.rows if row.metrics]
     if not rows:
         told = "Nothing could be measured" if any(row.failure for row in table.rows) else "Nothing is measured yet"
         return Headline(template=f"{told}.")
-    if slo:
-        return _under_targets(table, rows, slo)
     compared = [row for row in rows if row.metric("ratio") is not None]
     sound = [row for row in compared if row.get("numerics") not in ("wrong", "quantized", "not checked")]
     faster = [row for row in sound if row.get("verdict") == "faster"]
@@ -364,17 +358,6 @@ def _of_speeds(table: Table, rows: Sequence[Row]) -> Headline:
     if speed.is_too_noisy or any(row.get("numerics") == "wrong" for row in timed):
         return Headline(template="{count} measurements, which have no common order.", figures={"count": len(timed)})
     return _sentence(table, best, "The highest throughput is {speed}: {called}.")
-
-
-def _under_targets(table: Table, rows: Sequence[Row], slo: SloTargets) -> Headline:
-    kept = [row for row in rows if row.get("keeps_target")]
-    if not kept:
-        return Headline(template="No cell keeps {target}.", figures={"target": str(slo)})
-    name = "decode_rate" if all("decode_rate" in row for row in kept) else "throughput"
-    best = max(kept, key=lambda row: row.value(name))
-    speed: Fact | Metric = best[name]
-    figures = {"called": table.called(best), "target": str(slo), "speed": speed, "count": len(kept)}
-    return Headline(template="Fastest with {target}: {called}, {speed} ({count} keep it).", figures=figures)
 
 
 def _sentence(table: Table, row: Row, template: str, speed: Row | None = None) -> Headline:

@@ -14,9 +14,9 @@ from typing import Literal
 from redline.analyze.blocks import device_kind
 from redline.analyze.bound import Bound, bound
 from redline.analyze.finding import Finding, Removal, Rule, findings_of, words_of
+from redline.analyze.measurement import Measurement, measurements
 from redline.analyze.ranks import LateRank, late_rank, oversubscription, own_seconds, rank_peaks
 from redline.analyze.rows import metric_of
-from redline.analyze.summary import RunSummary, summarize
 from redline.model.fields import Frozen
 from redline.model.metrics import MEMORY, THROUGHPUT, Fact, Figure, Metric, Row
 from redline.model.record import RunRecord
@@ -106,7 +106,7 @@ def points_of(runs: Sequence[ScaleRun], mode: Mode) -> list[ScalePoint]:
     series = "batch_per_rank" if mode == "weak" else "global_batch"
     rows = [
         (run, row, _facts(run.record, row))
-        for run, row in zip(runs, summarize([run.record for run in runs]), strict=True)
+        for run, row in zip(runs, measurements([run.record for run in runs]), strict=True)
     ]
     firsts: dict[tuple[Fact, Fact], tuple[int, Metric]] = {}
     for run, row, facts in sorted(rows, key=lambda each: each[0].record.spec.ranks):
@@ -116,7 +116,7 @@ def points_of(runs: Sequence[ScaleRun], mode: Mode) -> list[ScalePoint]:
     return [_point(run, row, facts, firsts.get((row.model, facts[series]))) for run, row, facts in rows]
 
 
-def _facts(record: RunRecord, row: RunSummary) -> dict[str, Fact]:
+def _facts(record: RunRecord, row: Measurement) -> dict[str, Fact]:
     ranks, prepared = record.spec.ranks, record.prepared
     batch = row.batch if row.batch is not None else record.spec.workload.batch
     shares = [rank.items_per_step for rank in prepared.ranks] if prepared else []
@@ -134,7 +134,7 @@ def _facts(record: RunRecord, row: RunSummary) -> dict[str, Fact]:
     }
 
 
-def _point(run: ScaleRun, row: RunSummary, facts: dict[str, Fact], first: tuple[int, Metric] | None) -> ScalePoint:
+def _point(run: ScaleRun, row: Measurement, facts: dict[str, Fact], first: tuple[int, Metric] | None) -> ScalePoint:
     record, speed, late, prepared = run.record, metric_of(row, "throughput"), late_rank(run.record), run.record.prepared
     metrics = [speed] if speed is not None else []
     if first is not None and speed is not None and speed.value:

@@ -41,6 +41,14 @@ class Interval(Frozen, frozen=True, kw_only=True):
         return (self.high - self.low) / (2 * self.median) if self.median else math.inf
 
 
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The geometric mean of several processes, with Student's interval on the mean of the logarithms."""
+    logs = np.log(values)
+    half = student_t(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
+    low, centre, high = np.exp(float(logs.mean()) + half * np.array([-1.0, 0.0, 1.0])).tolist()
+    return Interval(low=low, median=centre, high=high)
+
+
 class Ratio(Frozen, frozen=True, kw_only=True):
     """Time of the first over time of the other: above 1 the other is faster."""
 
@@ -178,15 +186,6 @@ def _ceiling_rank(count: int, q: float, confidence: float) -> int | None:
             return k + 1 if k < count else None
         log_ways += math.log(k / (count - k + 1))
     return 1
-
-
-def ratio_of(paired: PairedLog | None) -> Ratio | None:
-    """The ratio with its Student interval; None with fewer than five common rounds."""
-    if paired is None or paired.rounds < MIN_COMMON_ROUNDS:
-        return None
-    half = student_t(paired.rounds - 1) * paired.error + paired.doubt
-    low, high = math.exp(paired.centre - half), math.exp(paired.centre + half)
-    return Ratio(ratio=math.exp(paired.centre), low=low, high=high, rounds=paired.rounds)
 
 
 def paired_log(first: Mapping[int, float], other: Mapping[int, float]) -> PairedLog | None:

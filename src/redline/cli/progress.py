@@ -22,7 +22,7 @@ from redline.model.metrics import RATIO, in_words
 from redline.model.protocol import Progress, TrainingProgress
 from redline.model.record import Epoch, RunRecord
 from redline.model.units import format_ratio, format_seconds, format_share
-from redline.search.grid import Estimate, Plan, value_of
+from redline.search.grid import Plan, value_of
 from redline.search.observer import Observer
 from redline.show.course import Course, ended_words, epoch_line, in_columns, interval_words, shortened, stage_words
 from redline.show.terminal import make_console, one_line
@@ -105,21 +105,18 @@ class LiveObserver(Observer):
 
     def closed(self, record: RunRecord) -> None:
         """Its line stops moving and stays, with the result. What a search tries has lines of its own."""
-        self.course.closed(record)
+        row = self.course.closed(record)
         self.forget(record)
         if not self._attempts and not self._purpose:
             mark = "✗" if record.failure else "✓"
-            self.say(f"{mark} {self.name_of(record)}: {ended_words(record)}{self._standing()}")
+            self.say(f"{mark} {self.name_of(record)}: {ended_words(row)}{self._standing()}")
         self._show_overall()
 
     # Grids and decisions
 
-    def grid_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
+    def grid_planned(self, plan: Plan, waiting: int) -> None:
         self._plan = plan
-        known = f", about {format_seconds(estimate.seconds, 2)}" if estimate.known and not estimate.unknown else ""
-        self.say(f"grid {plan.name}: {len(plan.cells)} cells, {len(plan.cells) - waiting} settled, {waiting} to do{known}")  # fmt: skip
-        for idle in plan.idle_exclusions:  # now, while it can still be stopped and fixed
-            self.say(str(idle))
+        self.say(f"grid {plan.name}: {len(plan.cells)} cells, {len(plan.cells) - waiting} settled, {waiting} to do")
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
         # Where processes lie apart, there are more of them than were planned.

@@ -10,12 +10,9 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Protocol
 
-from redline.model.errors import SpecError
 from redline.model.fields import MOST_ITEMS, Count, Frozen, Items, Seconds, require_range, require_seconds
-from redline.model.files import MOST_SETTINGS_BYTES, open_to_read, read_up_to
 
 MOST_REQUESTS = 2_000_000
 """Per point: more would fill the desk's memory."""
@@ -127,39 +124,9 @@ def poisson_arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
     Without the latter, a short run at a rate would really be one at another rate.
     """
     gap = random.Random(seed).expovariate
-    return at_rate(tuple(accumulate(gap(rate) for _ in range(count))), rate)
-
-
-def read_arrivals(path: Path) -> tuple[float, ...]:
-    """A recorded arrival file: one moment in seconds per line, in order; the first becomes 0. `#` begins a comment."""
-    try:
-        with open_to_read(path) as file:
-            lines = read_up_to(file, MOST_SETTINGS_BYTES, str(path)).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read arrivals from {path}: {error}") from None
-    moments: list[float] = []
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip().rstrip(",")
-        if not text:
-            continue
-        try:
-            moment = float(text)
-        except ValueError:
-            raise SpecError(f"{path}, line {number}: expected a time in seconds, got {text!r}") from None
-        if not math.isfinite(moment) or (moments and moment < moments[-1]):
-            raise SpecError(f"{path}, line {number}: arrival times must be finite and in order, got {text}")
-        moments.append(moment)
-    if len(moments) < 2 or moments[-1] == moments[0]:
-        raise SpecError(f"{path} holds {len(moments)} arrivals: two or more at different times are needed")
-    if len(moments) > MOST_REQUESTS:
-        raise SpecError(f"{path} holds {len(moments)} arrivals; {MOST_REQUESTS} is the most")
-    return tuple(moment - moments[0] for moment in moments)
-
-
-def at_rate(arrivals_s: Sequence[float], rate: float) -> tuple[float, ...]:
-    """Returns the same arrivals, stretched or squeezed in time so that they come at this rate."""
-    factor = rate_of(arrivals_s) / rate
-    return tuple(moment * factor for moment in arrivals_s)
+    moments = tuple(accumulate(gap(rate) for _ in range(count)))
+    factor = rate_of(moments) / rate
+    return tuple(moment * factor for moment in moments)
 
 
 def rate_of(arrivals_s: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ import msgspec
 
 from redline.model.fields import Frozen
 from redline.model.note import Note, note
-from redline.model.record import BENCHMARK_VERSION, Environment, Prepared, RunRecord, device_of
+from redline.model.record import BENCHMARK_VERSION, Environment, Prepared, RunRecord, device_name, device_of
 from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec, WorkloadSpec
 from redline.model.units import counted, format_bytes
 from redline.model.work import Ceilings
@@ -64,7 +64,8 @@ def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> 
         asked["data"] = given(spec.train.data, leave_out=NOT_OF_THE_DATA)
     if spec.load is not None:
         asked["load"] = {"max_batch": spec.load.max_batch, "max_wait_s": spec.load.max_wait_s}
-    return _digest([asked, {**(besides or {}), **_memory_limit(spec)}])
+    limit = spec.launch.memory_limit_bytes  # it decides what fits
+    return _digest([asked, {**(besides or {}), **({} if limit is None else {"memory_limit": str(limit)})}])
 
 
 def question_key(spec: RunSpec, question: Mapping[str, Any]) -> str:
@@ -118,12 +119,6 @@ def _software(environment: Environment) -> dict[str, str | None]:
     }
 
 
-def _memory_limit(spec: RunSpec) -> dict[str, str]:
-    """It decides what fits; nothing where there is none."""
-    limit = spec.launch.memory_limit_bytes
-    return {} if limit is None else {"memory_limit": str(limit)}
-
-
 def _digest(parts: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:KEY_LENGTH]
 
@@ -174,7 +169,7 @@ class Series(Frozen):
 
 
 def series_of(record: RunRecord) -> Series:
-    return Series(benchmark=benchmark_of(record), device_name=_device_name(record))
+    return Series(benchmark=benchmark_of(record), device_name=device_name(record))
 
 
 def settings_of(spec: RunSpec) -> dict[str, Any]:
@@ -214,53 +209,36 @@ def differences(
     *,
     across: bool = False,
 ) -> tuple[list[Note], list[Note]]:
-    """Returns what makes the two incomparable, and what is only worth knowing.
+    """Returns what makes the two incomparable, and what is only worth knowing. Which of two recipes is faster is a fair question.
 
     `across`: that they ran on different devices or with other threads is then worth knowing; each side must be of one.
     """
     unlike: dict[str, Note] = {}
-    noted = []
-    for name, one, another in _unlike_benchmarks(mine, yours):
-        told = _told(name, [one], [another])
-        if across and name in ACROSS:
-            noted.append(told)
+    noted: list[Note] = []
+
+    def tell(name: str, ours: list[str], theirs: list[str], *, is_fine: bool) -> None:
+        text = f"{name.replace('_', ' ')}: {' and '.join(ours)} against {' and '.join(theirs)}"
+        if is_fine:
+            noted.append(note("differs", text, about=name))
         else:
-            unlike[name] = told
-    for name, look in _DECIDING.items():
-        ours, theirs = _seen(first, look), _seen(other, look)
+            unlike[name] = note("differs", text, about=name)
+
+    asked = [
+        {"model": side.model, "task": side.task, "batch": side.batch, "device": side.device, **dict(side.settings)}
+        for side in (mine, yours)
+    ]
+    for name in dict.fromkeys((*asked[0], *asked[1])):
+        one, another = (str(side.get(name) or "default") for side in asked)
+        if one != another:
+            tell(name, [one], [another], is_fine=across and name in ACROSS)
+    for name, look in (_DECIDING | _WORTH_KNOWING).items():
+        ours, theirs = (sorted({look(record) or "unknown" for record in side}) for side in (first, other))
         if name in _WHERE_KNOWN and "unknown" in (*ours, *theirs):
             continue
-        is_asked_for = across and name in ACROSS and len(ours) == len(theirs) == 1
-        if is_asked_for and ours != theirs:
-            noted.append(_told(name, ours, theirs))
-        elif ours != theirs or len(ours) > 1:
-            unlike[name] = _told(name, ours, theirs)
-    for name, look in _WORTH_KNOWING.items():
-        ours, theirs = _seen(first, look), _seen(other, look)
-        if ours != theirs:
-            noted.append(_told(name, ours, theirs))
+        if ours != theirs or (name in _DECIDING and len(ours) > 1):
+            is_asked_for = across and name in ACROSS and len(ours) == len(theirs) == 1
+            tell(name, ours, theirs, is_fine=is_asked_for or name in _WORTH_KNOWING)
     return list(unlike.values()), noted
-
-
-def _unlike_benchmarks(mine: Benchmark, yours: Benchmark) -> list[tuple[str, str, str]]:
-    """Returns the name and both values of all that differs but the recipe: which of two recipes is faster is a fair question."""
-    ours, theirs = _fields(mine), _fields(yours)
-    names = [name for name in dict.fromkeys((*ours, *theirs)) if ours.get(name) != theirs.get(name)]
-    return [(name, ours.get(name) or "default", theirs.get(name) or "default") for name in names]
-
-
-def _fields(benchmark: Benchmark) -> dict[str, str | None]:
-    batch = None if benchmark.batch is None else str(benchmark.batch)
-    plain = {"model": benchmark.model, "task": benchmark.task, "batch": batch, "device": benchmark.device}
-    return {**plain, **dict(benchmark.settings)}
-
-
-def _seen(records: Sequence[RunRecord], look: Callable[[RunRecord], str | None]) -> list[str]:
-    return sorted({look(record) or "unknown" for record in records})
-
-
-def _told(name: str, ours: list[str], theirs: list[str]) -> Note:
-    return note("differs", f"{name.replace('_', ' ')}: {' and '.join(ours)} against {' and '.join(theirs)}", about=name)
 
 
 def _of_environment(look: Callable[[Environment], str | None]) -> Callable[[RunRecord], str | None]:
@@ -271,16 +249,20 @@ def _version(package: str) -> Callable[[RunRecord], str | None]:
     return _of_environment(lambda environment: environment.versions.get(package))
 
 
+def _of_workload(field: str) -> Callable[[RunRecord], str | None]:
+    return lambda record: getattr(record.prepared.workload, field) if record.prepared else None
+
+
 _DECIDING: dict[str, Callable[[RunRecord], str | None]] = {
     "device": _of_environment(lambda environment: environment.device.name),
     "driver": _of_environment(lambda environment: environment.device.driver),
     "torch": _version("torch"),
     "benchmark version": lambda record: record.benchmark_version,
-    "model (its structure)": lambda record: record.prepared.workload.model_hash if record.prepared else None,
-    "inputs": lambda record: record.prepared.workload.input_hash if record.prepared else None,
+    "model (its structure)": _of_workload("model_hash"),
+    "inputs": _of_workload("input_hash"),
     "threads": _of_environment(lambda environment: str(environment.threads) if environment.threads else None),
-    "loss": lambda record: record.prepared.workload.loss if record.prepared else None,
-    "optimizer": lambda record: record.prepared.workload.optimizer if record.prepared else None,
+    "loss": _of_workload("loss"),
+    "optimizer": _of_workload("optimizer"),
 }
 """If these differ, the numbers are of two different things."""
 _WHERE_KNOWN = ("loss", "optimizer")
@@ -315,39 +297,30 @@ def subjects_of(records: Sequence[RunRecord]) -> list[Subject]:
     """
     named: dict[str, set[str]] = {}
     for record in records:
-        if name := _device_name(record):
+        if name := device_name(record):
             named.setdefault(device_of(record), set()).add(name)
-    subjects, unasked = [], [_unasked(record) for record in records]
-    seen: dict[tuple[Subject, str], set[str]] = {}
-    for record, own in zip(records, unasked, strict=True):
+    subjects, seen = [], dict[tuple[Subject, str], set[str]]()
+    for record in records:
         workload, device = record.spec.workload, device_of(record)
         known = named.get(device, set())
-        name = _device_name(record) or (next(iter(known)) if len(known) == 1 else device)
+        name = device_name(record) or (next(iter(known)) if len(known) == 1 else device)
         setting = setting_text(record.spec)
-        subjects.append(Subject(model=workload.model, task=workload.task, device=name, setting=setting))
-        for condition, words in own.items():
-            seen.setdefault((subjects[-1], condition), set()).add(words)
-    apart = [
-        [words for condition, words in own.items() if len(seen[subject, condition]) > 1]
-        for subject, own in zip(subjects, unasked, strict=True)
-    ]
+        subject = Subject(model=workload.model, task=workload.task, device=name, setting=setting)
+        # The inputs are left out, as they change with the batch.
+        words = condition_words(conditions_of(record), device) if record.prepared is not None else {}
+        unasked = ("loss", "torch", "driver", *(() if record.spec.threads else ("threads",)))
+        own = {name: words[name] for name in unasked if name in words}
+        subjects.append((subject, own))
+        for condition, told in own.items():
+            seen.setdefault((subject, condition), set()).add(told)
+    apart = (
+        (subject, [told for condition, told in own.items() if len(seen[subject, condition]) > 1])
+        for subject, own in subjects
+    )
     return [
         msgspec.structs.replace(subject, setting=", ".join(filter(None, (subject.setting, *words))))
-        for subject, words in zip(subjects, apart, strict=True)
+        for subject, words in apart
     ]
-
-
-def _unasked(record: RunRecord) -> dict[str, str]:
-    """Conditions that differ without being asked for; not the inputs, which change with the batch."""
-    if record.prepared is None:
-        return {}
-    words = condition_words(conditions_of(record), device_of(record))
-    names = ["loss", "torch", "driver", *([] if record.spec.threads else ["threads"])]
-    return {name: words[name] for name in names if name in words}
-
-
-def _device_name(record: RunRecord) -> str:
-    return record.prepared.environment.device.name if record.prepared else ""
 
 
 def batch_of(record: RunRecord) -> int | None:

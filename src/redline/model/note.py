@@ -27,12 +27,10 @@ Code = Literal[
     "shared-gpu",
     "shared-cpu",
     "others-at-work",
-    "outliers",
     "not-isolated",
     "contended",
     "one-process",
     "left-out",
-    "also-failed",
     "interrupted",
     "measured-separately",
     "crowded",
@@ -140,7 +138,6 @@ Code = Literal[
     "not-asked-for",
     "excluded",
     "impossible",
-    "not-in-grid",
     "too-late",
     "no-check",
     "check-not-run",
@@ -192,7 +189,6 @@ Code = Literal[
     "lost",
     "trace-gone",
     "padding",
-    "slowing",
     "prompt",
 ]
 

@@ -66,6 +66,11 @@ class Failure(Frozen, omit_defaults=True):
         message = " ".join(self.message.splitlines())
         return f"{message} ({self.where})" if self.where else message
 
+    @property
+    def line(self) -> str:
+        """What broke, where and why, as the one line of a table."""
+        return f"{self.kind} at {self.stage}: {self.told}"
+
     def brief(self) -> Failure:
         """For a row of a table: without the traceback."""
         return msgspec.structs.replace(self, traceback="")
@@ -683,3 +688,8 @@ def device_of(record: RunRecord) -> str:
         return record.spec.device
     device = record.prepared.environment.device
     return device.kind if device.index is None else f"{device.kind}:{device.index}"
+
+
+def device_name(record: RunRecord) -> str:
+    """The device's own name, as its driver gives it; empty where the bench never said it."""
+    return record.prepared.environment.device.name if record.prepared else ""

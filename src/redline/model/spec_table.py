@@ -129,7 +129,7 @@ def read_runs(
     return about, tables
 
 
-ABOUT = ("title", "question", "name", "exclude", "columns", "explain", "jobs")
+ABOUT = ("title", "question", "name", "columns")
 """What a file of runs says of itself, beside the settings of its runs."""
 
 

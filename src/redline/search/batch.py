@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -18,18 +18,16 @@ from redline.analyze.batch import (
     BatchSummary,
     BatchTrial,
     Purpose,
-    SloTargets,
-    batch_summary,
     curve_of,
     device_bound,
     expected_knee,
+    keeps,
     trial_of,
 )
 from redline.launch.door import Door
 from redline.model.errors import SpecError
 from redline.model.fields import MOST_ITEMS, Frozen
-from redline.model.record import RunRecord
-from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.spec import RunSpec
 from redline.search.observer import Journal, Observer
 from redline.search.run import measure_together
 
@@ -49,75 +47,111 @@ HOPELESS = ("user", "unsupported", "compile", "numerics")
 
 
 @dataclass
-class BatchSearch:
-    """One recipe's search: what was tried so far, and how to try more."""
+class _Finder:
+    """One recipe's search: what it has found so far, and how to try more."""
 
     spec: RunSpec
     door: Door
     journal: Journal
     observer: Observer
-    records: list[RunRecord] = field(default_factory=list)
-    trials: list[BatchTrial] = field(default_factory=list)
-    multiple: int = 1
-    """Only multiples of this are tried: another batch failed, and not for want of memory."""
-    _may_want_multiples: bool = True
+    found: BatchSummary
 
     def attempt(self, batch: int, purpose: Purpose) -> BatchTrial:
         self.observer.trying(batch, purpose)
         (record,) = measure_together([trial_spec(self.spec, batch, purpose)], self.door, self.journal, self.observer)
         trial = trial_of(record, purpose)
-        self.records.append(record)
-        self.trials.append(trial)
+        self.found.trials.append(trial)
         self.observer.tried(trial)
-        self._look_for_multiple(trial)
         return trial
-
-    def _look_for_multiple(self, trial: BatchTrial) -> None:
-        """After a failure that is not for want of memory: perhaps only multiples of what has run do run."""
-        if not _is_hopeless(trial):
-            return
-        if self.multiple > 1:
-            self.multiple, self._may_want_multiples = 1, False  # a multiple failed too: it was something else
-        elif self._may_want_multiples:
-            ran = math.gcd(*(one.batch for one in self.trials if one.fits))
-            self.multiple = ran if ran and trial.batch % ran else 1
-
-    def rounded(self, batch: int) -> int:
-        return max(batch // self.multiple, 1) * self.multiple
 
     @property
     def tried(self) -> list[Tried]:
         """Returns trials that the search for the largest batch goes by; those of latency have another figure of memory."""
-        told = [trial for trial in self.trials if trial.purpose != "slo" and not self._is_odd(trial)]
-        return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in told]
-
-    def _is_odd(self, trial: BatchTrial) -> bool:
-        """Returns whether it failed because the model does not take this batch, which says nothing about larger ones."""
-        return _is_hopeless(trial) and trial.batch % self.multiple > 0
+        by_memory = (trial for trial in self.found.trials if trial.purpose != "slo")
+        return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in by_memory]
 
     @property
     def room(self) -> Room:
         """The smallest trial tells best what is resident: the fewest of its inputs are counted in."""
-        fitting = sorted((trial for trial in self.trials if trial.fits), key=lambda trial: trial.batch)
-        capacity = next((trial.memory.limit_bytes for trial in fitting if trial.memory.limit_bytes), None)
-        return Room(capacity_bytes=capacity, resident_bytes=(fitting[0].memory.resident_bytes or 0) if fitting else 0)
+        resident = next((trial.memory.resident_bytes for trial in self.found.fitting), None)
+        capacity = next((trial.memory.limit_bytes for trial in self.found.fitting if trial.memory.limit_bytes), None)
+        return Room(capacity_bytes=capacity, resident_bytes=resident or 0)
 
     @property
     def largest(self) -> int:
-        return max((trial.batch for trial in self.trials if trial.fits), default=0)
-
-    @property
-    def upper(self) -> float:
-        """The largest batch lies below this, however far one asked to look.
-
-        Where no batch ran, only a lack of memory says so: a model that is refused, or breaks, does that at any batch.
-        """
-        if self.largest:
-            return bounds(self.tried, self.room).upper
-        return min((trial.batch for trial in self.trials if trial.is_oom), default=math.inf)
+        return self.found.max_batch or 0
 
     def was_tried(self, batch: int) -> bool:
-        return any(trial.batch == batch for trial in self.trials)
+        return any(trial.batch == batch for trial in self.found.trials)
+
+    def find_largest(self, most: int) -> None:
+        """Trial, secant, trial, until the bound is near."""
+        while len(self.found.trials) < MAX_TRIALS and (batch := next_batch(self.tried, self.room, most=most)):
+            trial = self.attempt(batch, "largest")
+            if not self.largest and _is_hopeless(trial):
+                break
+        # However far one asked to look. Where no batch ran, only a lack of memory says so: a model that breaks does that at any.
+        ooms = (trial.batch for trial in self.found.trials if trial.is_oom)
+        self.found.upper = bounds(self.tried, self.room).upper if self.largest else min(ooms, default=math.inf)
+
+    def find_knee(self) -> None:
+        """Add the points a sound fit still misses, as long as there are trials left."""
+        while len(self.found.trials) < MAX_TRIALS and (batch := self._missing_for_knee()):
+            self.attempt(batch, "knee")
+
+    def _missing_for_knee(self) -> int | None:
+        """The batch whose step time would tell most about the knee; None when it is known well enough."""
+        points = device_bound(self.found.trials)
+        if len({trial.batch for trial in points}) < 2:
+            return self._untried(points, [self.largest * 0.8, self.largest * 0.5])
+        curve, knee = curve_of(self.found.trials), expected_knee(self.found.trials)
+        if curve is None or knee is None:
+            return None
+        # The fixed part shows best where it is half of the step.
+        shape = self._untried(points, [curve.fixed_s / curve.per_item_s])
+        if shape is not None:
+            return shape
+        at = max(round(knee * KNEE_MARGIN), self._smallest)
+        near = any(at / KNEE_MARGIN <= trial.batch <= KNEE_WITHIN * at for trial in self.found.fitting)
+        return None if near or at > self.largest or self.was_tried(at) else at
+
+    def _untried(self, points: Sequence[BatchTrial], wanted: Sequence[float]) -> int | None:
+        """The first of these batches about which no point says enough."""
+        for batch in (round(min(max(value, self._smallest), self.largest)) for value in wanted):
+            is_known = any(max(trial.batch / batch, batch / trial.batch) <= KNEE_NEIGHBOURHOOD for trial in points)
+            if not is_known and not self.was_tried(batch):
+                return batch
+        return None
+
+    @property
+    def _smallest(self) -> int:
+        """Normalisation over a batch of one fails in training."""
+        return 2 if self.spec.workload.task == "train" else 1
+
+    def find_under_target(self, slo_p95_s: float) -> None:
+        """Close in on the largest batch that surely keeps the target, by what the fitted curve expects."""
+        low, high = 0, self.largest + 1
+        near = min(self.found.fitting, key=lambda trial: abs(math.log(trial.over(slo_p95_s))))
+        batch = self._expected_at(slo_p95_s, near)
+        for _ in range(SLO_TESTS):
+            at = min(max(batch, low + 1), high - 1)
+            if not low < at < high:
+                return
+            trial = self.attempt(at, "slo")
+            low, high = (at, high) if keeps(trial, slo_p95_s) else (low, at)
+            expected = self._expected_at(slo_p95_s, trial)
+            if high - low <= 1 or (low and min(expected, high) <= low * (1 + SLO_WITHIN)):
+                return
+            batch = expected if low < expected < high else (low + high) // 2
+
+    def _expected_at(self, slo_p95_s: float, like: BatchTrial) -> int:
+        """The batch that should just meet the target, if latency follows the step time as it does in `like`."""
+        if not like.fits:
+            return like.batch // 2
+        curve, over = curve_of(self.found.trials), like.over(slo_p95_s)
+        if curve is None:
+            return int(like.batch / over)
+        return int((curve.seconds(like.batch) / over - curve.fixed_s) / curve.per_item_s * SLO_MARGIN)
 
 
 def search_batch(
@@ -127,16 +161,16 @@ def search_batch(
     observer: Observer | None = None,
     *,
     most: int | None = None,
-    slo: SloTargets | None = None,
+    slo_p95_s: float | None = None,
 ) -> BatchSummary:
     """Search for one spec (its batch is ignored). `most`: look no further than this batch."""
-    search = BatchSearch(spec, door, journal, observer or Observer())
-    find_largest(search, min(most or MOST_ITEMS, MOST_ITEMS))
-    if search.largest:
-        find_knee(search)
-    if search.largest and slo:
-        find_under_target(search, slo)
-    return batch_summary(search.records, search.trials, upper=search.upper, slo=slo, multiple=search.multiple)
+    finder = _Finder(spec, door, journal, observer or Observer(), BatchSummary(slo_p95_s=slo_p95_s))
+    finder.find_largest(min(most or MOST_ITEMS, MOST_ITEMS))
+    if finder.largest:
+        finder.find_knee()
+        if slo_p95_s is not None:
+            finder.find_under_target(slo_p95_s)
+    return finder.found
 
 
 def require_batches(specs: Sequence[RunSpec]) -> None:
@@ -153,132 +187,36 @@ def require_batches(specs: Sequence[RunSpec]) -> None:
             raise SpecError(f"every batch is tried in a fresh process, which door 'inline' does not have: {why}")
 
 
-def find_largest(search: BatchSearch, most: int) -> None:
-    """Trial, secant, trial, until the bound is near."""
-    while len(search.trials) < MAX_TRIALS:
-        batch = next_batch(search.tried, search.room, most=most)
-        if batch is None or search.was_tried(search.rounded(batch)):
-            return
-        trial = search.attempt(search.rounded(batch), "largest")
-        if not search.largest and _is_hopeless(trial):
-            return
-
-
-def find_knee(search: BatchSearch) -> None:
-    """Add the points a sound fit still misses, as long as there are trials left."""
-    while len(search.trials) < MAX_TRIALS:
-        batch = _missing_for_knee(search)
-        if batch is None or search.was_tried(search.rounded(batch)):
-            return
-        search.attempt(search.rounded(batch), "knee")
-
-
-def find_under_target(search: BatchSearch, slo: SloTargets) -> None:
-    """Close in on the largest batch that surely keeps the targets, by what the fitted curve expects."""
-    low, high = 0, search.largest + 1
-    batch = _expected_at(slo, search, _nearest(search, slo))
-    for _ in range(SLO_TESTS):
-        at = search.rounded(min(max(batch, low + 1), high - 1))
-        if not low < at < high:
-            return  # no multiple lies between them
-        trial = search.attempt(at, "slo")
-        if trial.fits and slo.are_kept(trial):
-            low = trial.batch
-        else:
-            high = trial.batch
-        expected = _expected_at(slo, search, trial)
-        if high - low <= 1 or (low and min(expected, high) <= low * (1 + SLO_WITHIN)):
-            return
-        batch = expected if low < expected < high else (low + high) // 2
-
-
 def trial_spec(spec: RunSpec, batch: int, purpose: Purpose) -> RunSpec:
-    return msgspec.structs.replace(
-        spec,
-        workload=msgspec.structs.replace(spec.workload, batch=batch),
-        measure=slo_measure(spec.measure) if purpose == "slo" else trial_measure(spec.measure),
+    """Numerics are left out, because fp32 may not fit where the recipe does. Quick looks are shorter than elsewhere.
+
+    A trial of latency is long enough for a tail to be promised.
+    """
+    measure = spec.measure
+    times = (
+        (3, 2.0, 2.0)
+        if measure.effort == "quick"
+        else (measure.min_rounds, measure.max_seconds, measure.warmup_max_seconds)
     )
-
-
-def trial_measure(measure: MeasureSpec) -> MeasureSpec:
-    """Numerics are left out, because fp32 may not fit where the recipe does. Quick looks are shorter than elsewhere."""
-    if measure.effort == "quick":
-        measure = msgspec.structs.replace(
-            measure,
-            min_rounds=min(measure.min_rounds, 3),
-            max_seconds=min(measure.max_seconds, 2.0),
-            warmup_max_seconds=min(measure.warmup_max_seconds, 2.0),
-        )
-    return msgspec.structs.replace(
+    trial = msgspec.structs.replace(
         measure,
+        min_rounds=min(measure.min_rounds, times[0]),
+        max_seconds=min(measure.max_seconds, times[1]),
+        warmup_max_seconds=min(measure.warmup_max_seconds, times[2]),
         tail_samples=max(measure.tail_samples, 130),
         check_numerics=False,
         sparing=True,
-        squeeze_memory=True,
+        squeeze_memory=purpose != "slo",
     )
-
-
-def slo_measure(measure: MeasureSpec) -> MeasureSpec:
-    """Measures long enough for a tail to be promised."""
-    return msgspec.structs.replace(
-        trial_measure(measure),
-        max_seconds=max(measure.max_seconds, SLO_SECONDS),
-        min_samples=SLO_SAMPLES,
-        tail_samples=SLO_SAMPLES,
-        squeeze_memory=False,
-    )
+    if purpose == "slo":
+        longer = max(measure.max_seconds, SLO_SECONDS)
+        trial = msgspec.structs.replace(trial, max_seconds=longer, min_samples=SLO_SAMPLES, tail_samples=SLO_SAMPLES)
+    workload = msgspec.structs.replace(spec.workload, batch=batch)
+    return msgspec.structs.replace(spec, workload=workload, measure=trial)
 
 
 def _is_hopeless(trial: BatchTrial) -> bool:
     return trial.failure is not None and (trial.failure.kind in HOPELESS or trial.failure.stage == "device")
-
-
-def _missing_for_knee(search: BatchSearch) -> int | None:
-    """The batch whose step time would tell most about the knee; None when it is known well enough."""
-    points = device_bound(search.trials)
-    if len({trial.batch for trial in points}) < 2:
-        return _untried(search, points, [search.largest * 0.8, search.largest * 0.5])
-    curve, knee = curve_of(search.trials), expected_knee(search.trials)
-    if curve is None or knee is None:
-        return None
-    # The fixed part shows best where it is half of the step.
-    shape = _untried(search, points, [curve.fixed_s / curve.per_item_s])
-    if shape is not None:
-        return shape
-    at = max(round(knee * KNEE_MARGIN), _smallest(search))
-    is_measured = any(at / KNEE_MARGIN <= trial.batch <= KNEE_WITHIN * at for trial in search.trials if trial.fits)
-    return None if is_measured or at > search.largest or search.was_tried(at) else at
-
-
-def _untried(search: BatchSearch, points: Sequence[BatchTrial], wanted: Sequence[float]) -> int | None:
-    """The first of these batches about which no point says enough."""
-    for batch in (round(min(max(value, _smallest(search)), search.largest)) for value in wanted):
-        is_known = any(max(trial.batch / batch, batch / trial.batch) <= KNEE_NEIGHBOURHOOD for trial in points)
-        if not is_known and not search.was_tried(batch):
-            return batch
-    return None
-
-
-def _smallest(search: BatchSearch) -> int:
-    return 2 if search.spec.workload.task == "train" else 1
-
-
-def _nearest(search: BatchSearch, slo: SloTargets) -> BatchTrial:
-    """The fitting trial that is closest to the target."""
-    fitting = [trial for trial in search.trials if trial.fits]
-    return min(fitting, key=lambda trial: abs(math.log(slo.excess(trial))))
-
-
-def _expected_at(slo: SloTargets, search: BatchSearch, like: BatchTrial) -> int:
-    """The batch that should just meet the target, if latency follows the step time as it does in `like`."""
-    if not like.fits:
-        return like.batch // 2
-    curve = curve_of(search.trials)
-    over_target = slo.excess(like)
-    if curve is None:
-        return int(like.batch / over_target)
-    step_at_target_s = curve.seconds(like.batch) / over_target
-    return int((step_at_target_s - curve.fixed_s) / curve.per_item_s * SLO_MARGIN)
 
 
 START = 8

@@ -13,7 +13,7 @@ from redline.model.protocol import Progress
 from redline.model.record import Block, Epoch, RunRecord
 
 if TYPE_CHECKING:
-    from redline.search.grid import Cell, Estimate, Plan
+    from redline.search.grid import Cell, Plan
 
 
 class Observer:
@@ -62,7 +62,7 @@ class Observer:
 
     # run, of a grid
 
-    def grid_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None: ...
+    def grid_planned(self, plan: Plan, waiting: int) -> None: ...
 
     def measuring(self, cells: Sequence[Cell], number: int, of: int) -> None:
         """These cells are next, `number` being that of the first among all cells."""

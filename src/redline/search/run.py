@@ -10,11 +10,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import msgspec
 
 from redline.launch.door import Door
 from redline.launch.torchrun import invitation
@@ -23,10 +21,10 @@ from redline.model.note import Note, note
 from redline.model.record import Block, Failure, RunRecord, StopReason, TelemetrySample, new_id
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.search.decide import decide
-from redline.search.grid import Cell, Plan, is_default_name
-from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
+from redline.search.grid import Cell, Plan
+from redline.search.group import Entry, Group, StopRule
 from redline.search.observer import Journal, Observer
-from redline.search.train import After, train_spec
+from redline.search.train import train_spec
 from redline.store import SettledCell, SweepLedger
 
 HOPELESS_AFTER = 0.25
@@ -34,8 +32,6 @@ HOPELESS_FACTOR = 4.0
 """After a quarter of the ceiling, a target that would take four times the ceiling is given up."""
 BROKEN_DOORS = 3
 """After this many groups in a row whose workers could not be started, the machine is at fault, not the cells."""
-LOOK_S = 0.05
-"""How long each worker that prepares is waited for in turn."""
 
 
 class Place(Protocol):
@@ -59,12 +55,6 @@ class Account:
 
     def cells(self) -> dict[str, SettledCell]:
         return dict(self._cells)
-
-    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
-        return {}
-
-    def adopt(self, cells: Iterable[SettledCell]) -> None:
-        self._cells |= {cell.key: cell for cell in cells}
 
     def settle(self, key: str, record: RunRecord) -> None:
         self._cells[key] = SettledCell.by(key, record)
@@ -96,10 +86,6 @@ class GridRun:
     """Loads records that an earlier process has settled."""
     replicates: int = 0
     """Decide every pair, with this many replicates before an extension; 0: measure each group once."""
-    jobs: int = 1
-    """Workers that may prepare at the same time, those of several groups included."""
-    after: Callable[[RunSpec], After | None] = lambda spec: None
-    """What is asked of a training on data once its last epoch is done."""
     spread: Spread | None = None
     """Measures cells on other machines, one by one and in any order, instead of through the place's doors."""
     records: dict[str, RunRecord] = field(default_factory=dict)
@@ -112,9 +98,7 @@ class GridRun:
     def go(self, *, resume: bool = False, retry_failed: bool = False) -> None:
         """Measure what is not settled yet; without `resume` all of it."""
         with self.ledger.held():
-            if resume:
-                self.ledger.adopt(measured_elsewhere(self.plan, self.ledger).values())
-            else:
+            if not resume:
                 self.ledger.forget()
             waiting = unsettled(self.plan, self.ledger.cells(), retry_failed=retry_failed)
             self._done = self._done_before = len(self.plan.cells) - sum(map(len, waiting))
@@ -130,40 +114,36 @@ class GridRun:
     def _measure(self, waiting: Sequence[Sequence[Cell]]) -> None:
         broken = replicate = 0
         replicates = max(cell.replicate for cell in self.plan.cells)
-        for chunk in _chunks(waiting, self.jobs):
-            cells = [cell for group in chunk for cell in group]
+        for cells in waiting:
             if replicates > 1 and cells[0].replicate > replicate:
                 replicate = cells[0].replicate
                 self.place.observer.replicate(replicate, replicates, [str(cell.spec.recipe) for cell in cells])
             self._begin(cells)
             try:
-                self._measure_chunk(chunk)
+                self._measure_group(cells)
                 broken = 0
             except DoorError as error:
                 if self.live is not None:
                     raise
-                broken += len(chunk)
+                broken += 1
                 for cell in cells:
                     if cell.key not in self.records:
                         self._settle(cell, broken_record(cell.spec, error))
                 if broken >= BROKEN_DOORS:
                     raise DoorError(f"the workers of {broken} groups in a row could not be started: {error}") from None
 
-    def _measure_chunk(self, chunk: Sequence[Sequence[Cell]]) -> None:
-        first, observer = chunk[0][0].spec, self.place.observer
+    def _measure_group(self, cells: Sequence[Cell]) -> None:
+        first, observer = cells[0].spec, self.place.observer
         with self.place.lock(first.device, first.ranks if first.launch.rendezvous is None else 1):
-            door = self.place.door(first.launch)
+            door, journal = self.place.door(first.launch), _CellJournal(self, cells)
             if first.launch.rendezvous is not None:
                 observer.noted(invitation(first))
-            journals = [_CellJournal(self, group) for group in chunk]
             if first.train is not None:
-                train_spec(first, door, journals[0], observer, after=self.after(first))
-            elif len(chunk) == 1:
-                # The seed of the order in which blocks are timed.
-                seed = first.seed + chunk[0][0].replicate - 1
-                measure_together([cell.spec for cell in chunk[0]], door, journals[0], observer, seed)
+                train_spec(first, door, journal, observer)
             else:
-                measure_side_by_side([[cell.spec for cell in group] for group in chunk], door, journals, observer)
+                # The seed of the order in which blocks are timed.
+                seed = first.seed + cells[0].replicate - 1
+                measure_together([cell.spec for cell in cells], door, journal, observer, seed)
 
     def _measure_elsewhere(self, cells: Sequence[Cell], spread: Spread) -> None:
         self.ledger.tell(self._done, len(self.plan.cells), "spread over other machines", done_before=self._done)
@@ -241,14 +221,6 @@ class _CellJournal:
             self._run._settle(self._cells[record.position], record)
 
 
-def measured_elsewhere(plan: Plan, ledger: Ledger) -> dict[str, SettledCell]:
-    """Cells of this plan that a smaller or another grid has measured; a grid with a name of its own keeps to itself."""
-    if not plan.shares:
-        return {}
-    own = ledger.cells()
-    return ledger.elsewhere([cell.key for cell in plan.cells if cell.key not in own], is_default_name)
-
-
 def unsettled(plan: Plan, settled: Mapping[str, SettledCell], *, retry_failed: bool = False) -> list[list[Cell]]:
     """The cells of each group that are still to be measured, groups without any left out."""
 
@@ -284,55 +256,6 @@ def _words(spec: RunSpec) -> str:
     workload = spec.workload
     batch = f"batch {workload.batch}" if workload.batch else ""
     return " ".join(part for part in (workload.model, workload.task, str(spec.recipe), batch) if part)
-
-
-def _chunks(groups: Sequence[Sequence[Cell]], jobs: int) -> Iterator[list[Sequence[Cell]]]:
-    """Neighbouring groups of one device and launch, as many as their workers may prepare at the same time."""
-    chunk: list[Sequence[Cell]] = []
-    for group in groups:
-        first = group[0].spec
-        specs = [other[0].spec for other in chunk] + [first]
-        is_alike = len({(spec.device, msgspec.msgpack.encode(spec.launch)) for spec in specs}) == 1
-        trains = any(spec.train is not None for spec in specs)
-        if chunk and (trains or not is_alike or sum(map(len, chunk)) + len(group) > jobs):
-            yield chunk
-            chunk = []
-        chunk.append(group)
-    if chunk:
-        yield chunk
-
-
-def measure_side_by_side(
-    groups: Sequence[Sequence[RunSpec]], door: Door, journals: Sequence[Journal], observer: Observer
-) -> list[RunRecord]:
-    """Prepare the workers of all groups at the same time, then time each group by itself; records in the order of specs.
-
-    Compiling keeps the device idle and takes most of the time. Nothing is timed until all workers are ready.
-    """
-    with ExitStack() as stack:
-        opened: list[tuple[Group, list[Pending]]] = []
-        for specs, journal in zip(groups, journals, strict=True):
-            group = Group(
-                door, journal, observer, random.Random(0), is_shared=len(specs) > 1, solo_blocks=FEWEST_SOLO_BLOCKS
-            )
-            stack.enter_context(group)
-            opened.append((group, [group.start(spec, position) for position, spec in enumerate(specs)]))
-        waiting = [(group, pending) for group, started in opened for pending in started]
-        while waiting:  # whoever still compiles would disturb the one that is timed
-            waiting = [(group, pending) for group, pending in waiting if not group.is_ready(pending, LOOK_S)]
-        for group, started in opened:
-            for entry in [entry for pending in started if (entry := group.admit(pending)) is not None]:
-                group.measure_solo(entry, follows_others=True)
-            group.measure(UntilPrecise())
-            for entry in list(group.entries):  # its memory is free for the next group
-                group.close(entry)
-    records: list[RunRecord] = []
-    for specs, journal, (group, _) in zip(groups, journals, opened, strict=True):
-        if group.crowded:  # some ran out of memory beside other groups' workers: once more, without them
-            records += measure_together(specs, door, journal, observer)
-        else:
-            records += [group.done[position] for position in range(len(specs))]
-    return records
 
 
 def measure_together(

@@ -163,13 +163,3 @@ def _needs(ray: Any, devices: Sequence[str]) -> dict[str, Any]:
 def _lost(spec: RunSpec, error: DoorError) -> RunRecord:
     failure = Failure(stage="door", kind="crash", message=str(error))
     return RunRecord(id=new_id(), spec=spec, failure=failure, stopped="failed")
-
-
-class Collected(NoJournal):
-    """Keeps records until they are sent back."""
-
-    def __init__(self) -> None:
-        self.records: list[RunRecord] = []
-
-    def finish(self, record: RunRecord) -> None:
-        self.records.append(record)

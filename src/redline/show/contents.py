@@ -14,9 +14,9 @@ import msgspec
 
 from redline.analyze.batch import Curve, curves_of
 from redline.analyze.load import LoadSummary
+from redline.analyze.measurement import CeilingsOf, Line, Measurement, lines_of, measurements
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.rows import columns_for, headline_of, row_of, table_of
-from redline.analyze.summary import CeilingsOf, Line, RunSummary, lines_of, summarize
 from redline.analyze.train import TrainingSummary
 from redline.model.errors import TraceError
 from redline.model.identity import Subject, is_capture, subjects_of
@@ -68,7 +68,7 @@ class Contents:
     title: str
     headline: str
     records: Sequence[RunRecord]
-    rows: Sequence[RunSummary]
+    rows: Sequence[Measurement]
     """One for each record, in the same order."""
     lines: Sequence[Line]
     """One for each recipe and batch of a subject, over all processes that measured it."""
@@ -109,16 +109,14 @@ def contents_of(
     `profiles` are those at hand already; None reads the traces that the records name. `tunes` are the searches the records were made
     for, newest last. Without `ceilings_of` nothing is said of headroom. `sentence` replaces the headline that the rows suggest.
     """
-    rows = summarize(records, ceilings_of)
-    lines = with_search_ratios(lines_of(records, rows), tunes)
+    rows = measurements(records, ceilings_of)
+    lines = with_search_ratios(lines_of(rows), tunes)
     sections = _sections(lines)
     gone: list[Note] = []
     if profiles is None:
         profiles, gone = _profiles(records, ceilings_of)
     # A search's winner has the speed that the tables say it has.
-    of_winners = [
-        msgspec.structs.replace(line.row, record_id=record.id) for line in lines for record, _ in line.processes
-    ]
+    of_winners = [line.row.changed(record_id=record.id) for line in lines for record, _ in line.processes]
     paths = [path for tune in tunes if (path := gain_path_of(tune, of_winners)) is not None]
     return Contents(
         title=title or _title(subjects_of(records)),

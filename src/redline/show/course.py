@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from redline.analyze.blocks import ratio_in_turns
-from redline.analyze.bound import step_s
-from redline.analyze.pairs import TIME_BAND
+from redline.analyze.measurement import Measurement, measurements
+from redline.analyze.rows import metric_of
 from redline.analyze.statistics import Interval
-from redline.analyze.train import training_of
-from redline.analyze.trust import verdict
-from redline.model.metrics import RATIO, THROUGHPUT, TOO_NOISY, WIDEST
+from redline.model.metrics import RATIO, TOO_NOISY, WIDEST
 from redline.model.protocol import Progress
 from redline.model.record import Epoch, RunRecord
 from redline.model.units import format_rate, format_seconds, format_share
@@ -53,20 +50,14 @@ def stage_words(progress: Progress) -> str:
     return f"{words} ({progress.detail})" if shows_detail else words
 
 
-def ended_words(record: RunRecord) -> str:
-    """How a closed record ended, in words; a speed that its table doubts has no number here."""
-    if record.failure is not None:
-        return f"failed: {record.failure.told}"
-    if record.spec.train is not None:  # as its tables: over whole epochs, with what they waited for
-        trained = training_of(record)
-        return THROUGHPUT(trained.samples_per_s, item=trained.item).in_words if trained.samples_per_s else "trained"
-    seconds, prepared = step_s(record), record.prepared
-    if not seconds or prepared is None or not prepared.workload.items_per_step:
-        return "interrupted" if record.stopped == "interrupted" else "measured"
-    judged = verdict(record)
-    if not judged.trusted:
-        return ", ".join(judged.labels)
-    return THROUGHPUT(prepared.workload.items_per_step / seconds, item=prepared.workload.item).in_words
+def ended_words(row: Measurement) -> str:
+    """How a closed record ended, in the words of its table; a speed that the table doubts has no number here."""
+    if row.failure is not None:
+        return f"failed: {row.failure.told}"
+    speed = metric_of(row, "throughput")
+    if speed is None:
+        return "interrupted" if row.record.stopped == "interrupted" else "measured"
+    return speed.in_words if row.verdict.trusted or row.training is not None else ", ".join(row.verdict.labels)
 
 
 def epoch_line(epoch: Epoch, of: int, item: str) -> str:
@@ -111,16 +102,19 @@ class Course:
     def opened(self, record: RunRecord) -> None:
         self._seen.add(record.id)
 
-    def closed(self, record: RunRecord) -> None:
+    def closed(self, record: RunRecord) -> Measurement:
+        """Returns the row of the record, set against the first of its group as in the table to come."""
         self._done.add(record.id)
-        numerics = record.prepared.numerics if record.prepared else None
-        if record.group is None or not step_s(record) or (numerics is not None and numerics.is_wrong):
-            return
-        first = self._firsts.setdefault(record.group, record)
-        gain = ratio_in_turns(first, record) if first is not record else None
-        if gain is not None and gain.low > 1 + TIME_BAND and gain.ratio > self._gain:
+        if record.group is not None and record.position == 0:
+            self._firsts[record.group] = record
+        first = self._firsts.get(record.group or "", record)
+        row = measurements([record] if first is record else [first, record])[-1]
+        gain = row.vs_first
+        is_faster = gain is not None and gain.verdict == "faster" and not (row.numerics and row.numerics.is_wrong)
+        if gain is not None and is_faster and gain.ratio > self._gain:
             self._gain = gain.ratio
-            self.best = f"best so far: {record.spec.recipe}, {RATIO(gain.ratio, gain.low, gain.high)} the first"
+            self.best = f"best so far: {row.recipe}, {RATIO(gain.ratio, gain.low, gain.high)} the first"
+        return row
 
     @property
     def done(self) -> int:

@@ -77,8 +77,8 @@ class NotebookProgress(Observer):
         self._draw(f"{record.spec.workload.model} {record.spec.recipe}: {words}")
 
     def closed(self, record: RunRecord) -> None:
-        self._course.closed(record)
-        self._draw(f"{record.spec.workload.model} {record.spec.recipe}: {ended_words(record)}", at_once=True)
+        row = self._course.closed(record)
+        self._draw(f"{record.spec.workload.model} {record.spec.recipe}: {ended_words(row)}", at_once=True)
 
     def ended(self) -> None:
         """The result follows: the display makes room for it, and what is measured next gets its own."""

@@ -81,7 +81,7 @@ def load_figure(rows: Sequence[LoadSummary]) -> Any:
         batches.plot(rates, [point.mean_batch for point in row.points], "o-", color=colour)
         if row.sustainable_rate is not None:
             latency.axvline(row.sustainable_rate, color=colour, linestyle=":", alpha=0.8)
-    slo = next((row.slo_p99_s for row in rows if row.slo_p99_s is not None), None)
+    slo = next((row.load.slo_p99_s for row in rows if row.load.slo_p99_s is not None), None)
     if slo is not None:
         latency.axhline(1e3 * slo, color="0.4", linestyle="-.", label="target for p99")
     for axes in (latency, batches):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.analyze.summary import CeilingsOf, Line, RunSummary
+from redline.analyze.measurement import CeilingsOf, Line, Measurement
 from redline.model.fields import Frozen
 from redline.model.units import counted, format_seconds, format_share
 from redline.model.work import Ceilings
@@ -68,7 +68,7 @@ def roofline_charts(lines: Sequence[Line], ceilings_of: CeilingsOf) -> list[Roof
     ]
 
 
-def _point(number: int, row: RunSummary) -> RooflinePoint | None:
+def _point(number: int, row: Measurement) -> RooflinePoint | None:
     found = row.roofline
     if found is None or not found.intensity:
         return None

@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
+from redline.analyze.measurement import Line, Measurement, VersusFirst
 from redline.analyze.pairs import TIME_BAND
 from redline.analyze.rows import metric_of
-from redline.analyze.summary import Line, RunSummary, VersusFirst
 from redline.model.fields import Frozen
 from redline.model.metrics import Figure, Metric
 from redline.model.spec import BASELINE
@@ -131,7 +131,7 @@ class GainPath(Frozen):
     """The record of the leader."""
 
 
-def gain_path_of(found: TuneSummary, rows: Sequence[RunSummary]) -> GainPath | None:
+def gain_path_of(found: TuneSummary, rows: Sequence[Measurement]) -> GainPath | None:
     """None where nothing but the baseline leads, or the leader's time is not among these rows."""
     leader, asked = found.leader, found.tune.tune
     if leader is None or leader.recipe == BASELINE or not math.isfinite(leader.ratio):
@@ -145,7 +145,7 @@ def gain_path_of(found: TuneSummary, rows: Sequence[RunSummary]) -> GainPath | N
     return GainPath(title=" · ".join(parts), bars=bars, record_id=row.record_id)
 
 
-def _bars(found: TuneSummary, leader: Ranked, row: RunSummary, step_s: float) -> Iterator[Bar]:
+def _bars(found: TuneSummary, leader: Ranked, row: Measurement, step_s: float) -> Iterator[Bar]:
     yield Bar(label=BASELINE, seconds=step_s * leader.ratio, kind="baseline", told=BASELINE)
     for switch in found.switches:
         told = f"{GAIN(switch.gain, switch.low, switch.high)} the winner's time"
@@ -160,7 +160,7 @@ def _bars(found: TuneSummary, leader: Ranked, row: RunSummary, step_s: float) ->
         )
 
 
-def _step_s(row: RunSummary, objective: str) -> float | None:
+def _step_s(row: Measurement, objective: str) -> float | None:
     match objective:
         case "energy":
             return None  # the bars are in seconds
@@ -189,7 +189,7 @@ def with_search_ratios(lines: Sequence[Line], tunes: Sequence[TuneSummary]) -> l
                 ratio = msgspec.structs.replace(versus, ratio=rank.ratio, low=rank.low, high=rank.high)
                 ratios[line.row.record_id] = ratio
     return [
-        dataclasses.replace(line, row=msgspec.structs.replace(line.row, vs_first=ratios[line.row.record_id]))
+        dataclasses.replace(line, row=line.row.changed(vs_first=ratios[line.row.record_id]))
         if line.row.record_id in ratios
         else line
         for line in lines

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,6 @@ from redline.store.schema import (
     column_text,
     columns_of,
     holders,
-    portions,
     put,
     sweep_cells,
     tunes,
@@ -215,25 +214,9 @@ class SweepLedger(_Ledger):
 
         def settle(connection: Connection) -> None:
             write_record(connection, record, over=True)
-            self._put(connection, [SettledCell.by(key, record)])
+            put(connection, sweep_cells, {"sweep": self.name, **msgspec.to_builtins(SettledCell.by(key, record))})
 
         self._write(settle)
-
-    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
-        """Cells that other sweeps, of which the name says whether they may be asked, have measured already."""
-        done = select(sweep_cells.c.sweep, *_CELL).where(sweep_cells.c.status == "done")
-        with self._database.reading() as connection:
-            found = [row for row in portions(connection, done, sweep_cells.c.cell_key, keys) if is_welcome(row.sweep)]
-        return {
-            row.cell_key: SettledCell(**dict(zip(SettledCell.__struct_fields__, row[1:], strict=True))) for row in found
-        }
-
-    def adopt(self, cells: Iterable[SettledCell]) -> None:
-        """Settle cells by the records of other sweeps."""
-        self._write(lambda connection: self._put(connection, cells))
-
-    def _put(self, connection: Connection, cells: Iterable[SettledCell]) -> None:
-        put(connection, sweep_cells, *({"sweep": self.name, **msgspec.to_builtins(cell)} for cell in cells))
 
     def forget(self) -> None:
         """Start over: no cell is settled any more. The records stay in the history."""

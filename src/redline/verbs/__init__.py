@@ -64,7 +64,6 @@ PUBLIC: dict[str, str] = {
     "QuickProfile": "redline.verbs.quick",
     "run_quick_profile": "redline.verbs.quick",
     "Result": "redline.show.result",
-    "run_step": "redline.verbs.run",
     "TuneResult": "redline.verbs.tune",
     "kept_tune": "redline.verbs.tune",
     "ProfileResult": "redline.verbs.profile",

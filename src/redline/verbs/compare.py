@@ -5,37 +5,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.compare import Comparison, Comparisons, compare_records
-from redline.analyze.profile_diff import diff_profiles
 from redline.model.errors import Exit, UsageError
 from redline.model.files import is_file
-from redline.model.metrics import Figure, Headline, Row, Table
+from redline.model.metrics import Figure, Headline, Metric, Row, Table
 from redline.model.record import RunRecord
 from redline.model.settings import WAY, setting
 from redline.show.canvas import label_axes, label_text, new_figure
 from redline.show.result import Result
-from redline.verbs.capture import read_profile
 from redline.verbs.report import Chosen, choose
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 
 RATIO = Figure(name="ratio", unit="x", header="A/B", better="higher", doc="Time of A over time of B.")
 CHANGE = Figure(name="change", unit="change", doc="Of B, relative to A.")
-UNITS = {"p95": "s", "memory": "B", "ttft_s": "s", "tpot_s": "s"}
-"""Units of what is compared besides the step; the others are rates of tokens."""
-PARTS = {
-    "ttft_s": "time to first token (TTFT)",
-    "tpot_s": "time per output token (TPOT)",
-    "prefill_tokens_per_s": "prefill tok/s",
-    "decode_tokens_per_s": "decode tok/s",
-}
-SHOWN_KERNELS = 40
+FIRST = Figure(name="first", unit="s", header="A")
+OTHER = Figure(name="other", unit="s", header="B")
 
 Side = Annotated[
     str,
@@ -65,8 +55,8 @@ def compare(
 ) -> Result:
     """Is B faster or slower than A? A verdict with an interval.
 
-    There is one verdict per benchmark, or the reason why there is none. For generations, TTFT, TPOT and the tokens per second of prefill and
-    decode each have an interval and a verdict. If one of them clearly got slower and none got faster, the verdict is slower, even if the
+    There is one verdict per benchmark, or the reason why there is none. For generations, the time to the first token and per further
+    token each have an interval and a verdict. If one of them clearly got slower and none got faster, the verdict is slower, even if the
     total time does not show it. Generations of different lengths are incomparable.
 
     One record per side is enough for a verdict when the difference is larger than processes usually differ.
@@ -76,9 +66,7 @@ def compare(
     with use(workspace) as opened:
         sides = [_side(words, opened) for words in (a, b)]
         found = compare_records(*sides, across=across)
-        traced = [next((record.id for record in side if record.trace is not None), None) for side in sides]
-        kernels = _kernels(traced[0], traced[1], opened) if traced[0] and traced[1] else None
-    return result_of(found, a, b, sides, kernels, fail_inconclusive=fail_inconclusive)
+    return result_of(found, a, b, sides, fail_inconclusive=fail_inconclusive)
 
 
 def _side(words: str, workspace: Workspace) -> list[RunRecord]:
@@ -101,29 +89,11 @@ def _named(word: str, workspace: Workspace) -> list[RunRecord]:
         return [history.load(word)]
 
 
-def _kernels(first: str, other: str, workspace: Workspace) -> Table:
-    """Returns what the profiles of both sides say of each kernel."""
-    diff = diff_profiles(*(read_profile(side, workspace=workspace) for side in (first, other)))
-    rows = [
-        Row(
-            facts={"kernel": kernel.short_name, "verdict": kernel.change},
-            metrics=(
-                Figure(name="first", unit="s", header="A")(kernel.before_s),
-                Figure(name="other", unit="s", header="B")(kernel.after_s),
-                *([RATIO(kernel.ratio)] if kernel.ratio is not None else []),
-            ),
-        )
-        for kernel in diff.kernels[:SHOWN_KERNELS]
-    ]
-    return Table(name="kernels", title=str(diff.answer), rows=tuple(rows), is_detail=True)
-
-
 def result_of(
     found: Comparisons,
     a: str,
     b: str,
     sides: Sequence[Sequence[RunRecord]] = (),
-    kernels: Table | None = None,
     *,
     fail_inconclusive: bool = False,
 ) -> Result:
@@ -142,7 +112,6 @@ def result_of(
         tables=(
             Table(name="benchmarks", title=title, rows=tuple(map(_row, found.comparisons)), columns=columns),
             Table(name="parts", title="of a generation", rows=parts, columns=part_columns[not several :]),
-            *([kernels] if kernels is not None else []),
         ),
         about={
             "a": a,
@@ -151,7 +120,7 @@ def result_of(
             **{f"only_in_{name}": told for name, told in only.items() if told},
         },
         exit_code=codes.get(found.verdict, Exit.DONE),
-        picture=(lambda: _figure(sides, (a, b))) if all(_samples(side) for side in sides) and sides else None,
+        picture=(lambda: _figure(sides, (a, b))) if sides and _samples(*sides) and _samples(*sides[::-1]) else None,
     )
 
 
@@ -162,79 +131,76 @@ def _headline(found: Comparisons) -> Headline:
         counts = Counter(comparison.verdict for comparison in found.comparisons)
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         return Headline(template=f"verdict of B: {told}.")
-    (each,) = found.comparisons
-    if each.ratio is None:
-        return Headline(template=f"verdict of B: {each.verdict}.")
-    ratio = RATIO(each.ratio, each.low, each.high)
-    if ratio.is_too_noisy:
-        template = "verdict of B: {verdict}; the runs are too noisy for a ratio."
-        return Headline(template=template, figures={"verdict": each.verdict})
-    return Headline(
-        template="verdict of B: {verdict}; it is {ratio} as fast as A.",
-        figures={"verdict": each.verdict, "ratio": ratio},
-    )
+    (only,) = found.comparisons
+    template, figures = "verdict of B: {verdict}", {"verdict": only.verdict}
+    ratio = _ratio_of(only)
+    if ratio is not None:
+        template += "; the runs are too noisy for a ratio" if ratio.is_too_noisy else "; it is {ratio} as fast as A"
+    return Headline(template=f"{template}.", figures={**figures, "ratio": ratio} if ratio else figures)
+
+
+def _ratio_of(each: Comparison) -> Metric | None:
+    return None if each.ratio is None else RATIO(each.ratio.ratio, each.ratio.low, each.ratio.high)
 
 
 def _row(each: Comparison) -> Row:
     against = "" if each.other_recipe == each.benchmark.recipe else f" against {each.other_recipe}"
-    metrics = [
-        RATIO(each.ratio, each.low, each.high),
-        Figure(name="first", unit="s", header="A")(each.first_s),
-        Figure(name="other", unit="s", header="B")(each.other_s),
-    ]
-    for part in each.metrics:
-        if part.name not in PARTS:
-            metrics += [
-                Figure(name=f"{part.name}_change", unit="change", header=part.name)(part.change),
-                *(
-                    Figure(name=f"{part.name}_{side}", unit=UNITS[part.name])(value)
-                    for side, value in (("first", part.first), ("other", part.other))
-                ),
-            ]
+    ratio = _ratio_of(each)
+    metrics = [] if ratio is None else [ratio, FIRST(each.first_s), OTHER(each.other_s)]
+    # Where the ratio has no number, two times beside it would be one.
+    metrics = metrics[:1] if ratio is not None and ratio.is_too_noisy else metrics
+    for figure in each.figures:
+        if figure.name in UNITS:
+            change = Figure(name=f"{figure.name}_change", unit="change", header=figure.name)
+            sides = (Figure(name=f"{figure.name}_{side}", unit=UNITS[figure.name]) for side in ("first", "other"))
+            values = (figure.first, figure.other)
+            metrics += [change(figure.change), *(made(value) for made, value in zip(sides, values, strict=True))]
     return Row(
         facts={
             "benchmark": f"{each.benchmark}{against}",
             "verdict": each.verdict,
             "basis": each.basis,
-            "runs": f"{each.first_runs} / {each.other_runs}",
-            **{f"{part.name}_verdict": part.verdict for part in each.metrics if part.name not in PARTS},
+            "runs": " / ".join(map(str, each.runs)),
+            **{f"{figure.name}_verdict": figure.verdict for figure in each.figures if figure.name in UNITS},
         },
-        metrics=tuple(metric for metric in metrics if metric.value is not None),
+        metrics=tuple(metrics),
         notes=(*each.reasons, *each.notes),
     )
 
 
+UNITS = {"p95": "s", "memory": "B"}
+"""What stands in the row of a benchmark beside its time; the parts of a generation have a table of their own."""
+
+
 def _part_rows(each: Comparison) -> Iterator[Row]:
-    """The quantities of a generation. What is less is faster for a time and slower for a rate."""
-    for part in each.metrics:
-        if part.name in PARTS:
-            unit = UNITS.get(part.name, "tok/s")
-            less, more = ("faster", "slower") if unit == "s" else ("slower", "faster")
+    """The times of a generation. What is less is faster."""
+    for part in each.figures:
+        if part.name not in UNITS:
+            verdict = {"less": "faster", "more": "slower"}.get(part.verdict, part.verdict)
             yield Row(
-                facts={
-                    "benchmark": str(each.benchmark),
-                    "part": PARTS[part.name],
-                    "verdict": {"less": less, "more": more}.get(part.verdict, part.verdict),
-                },
-                metrics=(
-                    CHANGE(part.change, part.low, part.high),
-                    Figure(name="first", unit=unit, header="A")(part.first),
-                    Figure(name="other", unit=unit, header="B")(part.other),
-                ),
+                facts={"benchmark": str(each.benchmark), "part": part.name, "verdict": verdict},
+                metrics=(CHANGE(part.change, part.low, part.high), FIRST(part.first), OTHER(part.other)),
             )
 
 
-def _samples(side: Sequence[RunRecord]) -> list[float]:
-    """Returns what the verdict was made from."""
-    return list(chain.from_iterable(block.samples for record in side for block in timed_blocks(record, "throughput")))
+def _samples(side: Sequence[RunRecord], other: Sequence[RunRecord]) -> list[float]:
+    """Returns what the verdict was made from: of records that were measured in turns the rounds that both have."""
+    rounds = {record.group: {block.round for block in timed_blocks(record, "throughput")} for record in other}
+    return [
+        sample
+        for record in side
+        for block in timed_blocks(record, "throughput")
+        if record.group not in rounds or record.group is None or block.round in rounds[record.group]
+        for sample in block.samples
+    ]
 
 
 def _figure(sides: Sequence[Sequence[RunRecord]], names: Sequence[str]) -> Any:
     """Draws the share of steps that took at most so long, up to the 99th percentile: one step that was held up would flatten the rest."""
     figure, axes = new_figure(8, 4)
-    for name, letter, side in zip(names, "AB", sides, strict=True):
+    for name, letter, side, other in zip(names, "AB", sides, sides[::-1], strict=True):
         shares = np.linspace(0, 0.99, 100)
-        axes.plot(np.quantile(_samples(side), shares) * 1e3, shares, label=label_text(f"{letter} {name}"))
+        axes.plot(np.quantile(_samples(side, other), shares) * 1e3, shares, label=label_text(f"{letter} {name}"))
     label_axes(axes, "ms per step", "share of steps", "timed without the profiler")
     axes.legend(fontsize="small")
     return figure

@@ -12,7 +12,7 @@ import msgspec
 
 from redline.analyze.advice import command_line
 from redline.analyze.attainable import LimitedBy
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.measurement import Measurement, measurements
 from redline.model.errors import UsageError
 from redline.model.fields import MOST_DEPTH
 from redline.model.metrics import Fact, Figure, Headline, Metric, Row, Table
@@ -139,7 +139,7 @@ def result_of(
         times = _with_all_inside(work.modules, module_seconds(record))
         ceilings_of = workspace.ceilings_of([record])
         ceilings = ceilings_of(record)
-        phases = tuple(_phase_rows(work, summarize([record], ceilings_of)[0]))
+        phases = tuple(_phase_rows(work, measurements([record], ceilings_of)[0]))
         found = record.prepared.environment.device
         device = {"device": found.name, "latency_by": "operators" if found.kind == "cpu" else "kernels"}
         if not times:
@@ -223,7 +223,7 @@ def _whole_row(work: WorkCount, times: Mapping[str, float]) -> Row:
     )
 
 
-def _phase_rows(work: WorkCount, measured: RunSummary) -> Iterator[Row]:
+def _phase_rows(work: WorkCount, measured: Measurement) -> Iterator[Row]:
     """What each part of a step makes of its time."""
     flops = {"forward": work.flops, "backward": work.backward_flops, "optimizer": 0, "step": work.total_flops}
     times = dict(measured.phases_s or ({"forward": measured.step_s} if measured.step_s else {}))

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from gzip import GzipFile
 from pathlib import Path
 from statistics import median
@@ -17,8 +17,8 @@ from typing import IO, Annotated, Any, Literal, cast
 import msgspec
 
 from redline.analyze.history import SMALLEST_CHANGE, Trend, trend_of
+from redline.analyze.measurement import Measurement, measurements
 from redline.analyze.rows import columns_for, row_of
-from redline.analyze.summary import RunSummary, summarize
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, MOST_ROWS
 from redline.model.identity import condition_words, conditions_of
@@ -29,8 +29,8 @@ from redline.model.settings import OUTPUT, WAY, WHICH, setting
 from redline.model.spec import Recipe, Task
 from redline.model.units import counted
 from redline.show.canvas import label_text, new_figure
-from redline.show.export import JsonDocument, export_csv, export_json, safe_document
-from redline.show.result import Result
+from redline.show.export import JsonDocument, json_document, safe_document
+from redline.show.result import Result, comma_separated, row_document
 from redline.store import History, Point, SeriesSeen
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
@@ -343,16 +343,16 @@ def show(
     )
 
 
-def rows_of(records: Sequence[RunRecord], kept: History, workspace: Workspace) -> list[RunSummary]:
+def rows_of(records: Sequence[RunRecord], kept: History, workspace: Workspace) -> list[Measurement]:
     """Their rows, each compared with the first of its group even where that one is not among them."""
     first = {record.group for record in records if record.position == 0}
     others = [record.id for record in records if record.group not in first]
     known = {record.id: record for record in (*records, *kept.load_with_groups(others))}
-    rows = {row.record_id: row for row in summarize(list(known.values()), workspace.ceilings_of(records))}
+    rows = {row.record_id: row for row in measurements(list(known.values()), workspace.ceilings_of(records))}
     return [rows[record.id] for record in records]
 
 
-def _of_one(record: RunRecord, row: RunSummary, status: str) -> OneRecord:
+def _of_one(record: RunRecord, row: Measurement, status: str) -> OneRecord:
     """Everything about one record, in plain words."""
     failure, closed = record.failure, record.closed
     texts = {"": failure and failure.traceback, "printed": closed and closed.printed}
@@ -370,7 +370,7 @@ def _of_one(record: RunRecord, row: RunSummary, status: str) -> OneRecord:
     )
 
 
-def _facts(record: RunRecord, row: RunSummary, status: str) -> Iterator[tuple[str, str]]:
+def _facts(record: RunRecord, row: Measurement, status: str) -> Iterator[tuple[str, str]]:
     """Yields where the numbers come from and why to believe them; the numbers themselves are in the row."""
     ended = "cut off: the measuring process ended" if status == "cut off" else record.stopped or "running"
     yield "stopped", f"{ended} after {len(record.blocks)} blocks"
@@ -482,10 +482,15 @@ def export(
             return 0
         records = [kept.load(prefix) for prefix in ids] if ids else kept.find(newest_first=False)
         rows = rows_of(records, kept, opened)
+    made = []
+    for record, row in zip(records, map(row_of, rows), strict=True):
+        created_at = datetime.fromtimestamp(record.created_at, UTC).isoformat(timespec="milliseconds")
+        made.append(msgspec.structs.replace(row, facts={**row.facts, "created_at": created_at}))
     if format == "csv":
-        text: str = export_csv(records, summarize=lambda _: rows)
-    else:
-        text = export_json(records, raw=raw, summarize=lambda _: rows)
+        text: str = comma_separated(Table(name="results", rows=tuple(made)))
+    else:  # raw samples are not indented: it would be one line for each
+        fields = {"results": list(map(row_document, made)), **({"records": records} if raw else {})}
+        text = json_document("export", fields, indent=not raw)
     if output is None:
         sys.stdout.write(text)
     else:

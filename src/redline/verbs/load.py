@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from redline.analyze.load import LoadPoint, LoadSummary, load_of, load_rows, points_of, sustained
 from redline.launch.door import Door, Session
-from redline.model.arrivals import MOST_REQUESTS, LoadSpec, at_rate, poisson_arrivals, rate_of, read_arrivals
+from redline.model.arrivals import MOST_REQUESTS, LoadSpec, poisson_arrivals
 from redline.model.errors import Exit, SpecError
 from redline.model.fields import MOST_ITEMS, MOST_ROWS, Frozen, seconds_of
 from redline.model.metrics import SUSTAINABLE_RATE, Fact, Figure, Headline, Row, Table
 from redline.model.note import Note, note
 from redline.model.protocol import Load, LoadReply, Progress
-from redline.model.record import RunRecord
+from redline.model.record import RunRecord, device_name, device_of
 from redline.model.settings import setting
 from redline.model.spec import Effort, RunSpec
 from redline.model.spec_table import layered
@@ -51,9 +50,6 @@ AGAIN = 2.0
 MOST_AGAIN = 4
 
 RATIO = Figure(name="ratio", unit="x", header="vs first", better="higher", doc="Over the rate of the first recipe.")
-KNEE = Figure(
-    name="knee_rate", unit="req/s", header="knee", doc="A sustained rate; beyond it latency grows faster than speed."
-)
 
 
 @verb(
@@ -72,14 +68,6 @@ def load(
         Any, setting("Requests per second: 200, 50,100,200 or 50..2000 (doubling).", shape="RATES", kind=str)
     ] = None,
     recipes: Recipes = "baseline",
-    arrivals: Annotated[
-        Any,
-        setting(
-            "Replay recorded arrivals: a file with one time in seconds per line. With --rate, at those rates.",
-            shape="FILE",
-            kind=str,
-        ),
-    ] = None,
     slo_p99: Annotated[
         Any, target("Find the highest rate whose p99 latency stays within this limit, such as 50ms.")
     ] = None,
@@ -106,12 +94,10 @@ def load(
     earlier answers; latency counts from the intended arrival. The inputs of requests are on the device already. This is a
     measurement, not a server.
     """
-    recorded = None if arrivals is None else read_arrivals(Path(arrivals))
-    if rate is None and recorded is None:
-        raise SpecError("give the requests per second as rate, such as 50..2000, or an arrival file")
-    rates = parse_rates(rate) if rate is not None else (rate_of(recorded or (0.0, 1.0)),)
+    if rate is None:
+        raise SpecError("give the requests per second as rate, such as 50..2000")
     batching = LoadSpec(max_batch=max_batch, max_wait_s=max_wait, slo_p99_s=slo_p99)
-    question = LoadQuestion(rates=rates, seconds=seconds or SECONDS[effort], arrivals_s=recorded)
+    question = LoadQuestion(rates=parse_rates(rate), seconds=seconds or SECONDS[effort])
     _require_measurable(question)
     with use(workspace) as opened:
         table = layered({"effort": effort}, settings, {"batch": max_batch})
@@ -133,8 +119,6 @@ class LoadQuestion(Frozen):
     rates: tuple[float, ...]
     """Rising."""
     seconds: float
-    arrivals_s: tuple[float, ...] | None = None
-    """Recorded arrivals, stretched to each rate; None: Poisson."""
 
 
 def parse_rates(value: Any) -> tuple[float, ...]:
@@ -164,9 +148,9 @@ def _rate(text: str, whole: Any) -> float:
 
 
 def _require_measurable(question: LoadQuestion) -> None:
-    """Refuse rates at which hardly any request would come; recorded arrivals take as long as they take."""
+    """Refuse rates at which hardly any request would come."""
     longest_s = LONGEST * question.seconds
-    if question.arrivals_s is None and question.rates[0] * longest_s < LEAST_REQUESTS:
+    if question.rates[0] * longest_s < LEAST_REQUESTS:
         raise SpecError(
             f"rate {question.rates[0]:g} is too low to be measured in {longest_s:g} s: give {LEAST_REQUESTS / longest_s:.3g} "
             f"or more, or --seconds {LEAST_REQUESTS / question.rates[0] / LONGEST:.3g}"
@@ -236,12 +220,13 @@ class _Load(OneRecord):
 
     def _run_rate(self, session: Session, rate: float, *, again: bool = False) -> bool:
         seed = self.record.spec.seed + again
-        arrivals = self._arrivals(rate, seed, AGAIN if again else 1.0)
+        asked_s = self._question.seconds
+        seconds = min(max(asked_s, FEWEST_REQUESTS / rate), LONGEST * asked_s) * (AGAIN if again else 1.0)
+        arrivals = poisson_arrivals(rate, min(max(2, round(rate * seconds)), MOST_REQUESTS), seed)
         told = f"{rate:.4g} requests/s{', again' if again else ''}"
         self.observer.progress(self.record, Progress(stage="load", detail=told))
         deadline_s = max(OVERTIME * arrivals[-1], arrivals[-1] + 1.0)
-        drawn = None if self._question.arrivals_s is not None else seed
-        reply = self.ask(session, Load(arrivals_s=arrivals, rate=rate, deadline_s=deadline_s, seed=drawn))
+        reply = self.ask(session, Load(arrivals_s=arrivals, rate=rate, deadline_s=deadline_s, seed=seed))
         if not isinstance(reply, LoadReply):
             self.fail(reply)
             return False
@@ -249,14 +234,6 @@ class _Load(OneRecord):
         self.journal.begin(self.record)
         self.observer.served(self.record, next(point for point in self._points if point.rate == rate))
         return True
-
-    def _arrivals(self, rate: float, seed: int, times_as_long: float) -> tuple[float, ...]:
-        question = self._question
-        if question.arrivals_s is not None:
-            return at_rate(question.arrivals_s, rate)
-        seconds = min(max(question.seconds, FEWEST_REQUESTS / rate), LONGEST * question.seconds)
-        count = min(max(2, round(rate * seconds * times_as_long)), MOST_REQUESTS)
-        return poisson_arrivals(rate, count, seed)
 
 
 # What it shows
@@ -268,17 +245,17 @@ def result_of(rows: Sequence[LoadSummary]) -> Result:
     answers = [_answer_row(row, first) for row in rows]
     about: dict[str, Fact] = {
         "model": first.model,
-        "max_batch": first.max_batch,
-        "max_wait_s": first.max_wait_s,
-        "target_s": first.slo_p99_s,
-        "device": first.device_name or first.device,
+        "max_batch": first.load.max_batch,
+        "max_wait_s": first.load.max_wait_s,
+        "target_s": first.load.slo_p99_s,
+        "device": device_name(first.record) or device_of(first.record),
     }
-    limits = f"batches up to {first.max_batch}, wait up to {format_seconds(first.max_wait_s)}"
+    limits = f"batches up to {first.load.max_batch}, wait up to {format_seconds(first.load.max_wait_s)}"
     title = " · ".join((first.model, limits, str(about["device"])))
     tail = "latency_p99" if all(point.p99_s is not None for row in rows for point in row.points) else "largest"
     columns = ("rate", "achieved_rate", "latency_p50", tail, "mean_batch", "verdict", "busy")
     answers_table = Table(
-        name="recipes", title=title, rows=tuple(answers), columns=("recipe", "sustainable_rate", "ratio", "knee_rate")
+        name="recipes", title=title, rows=tuple(answers), columns=("recipe", "sustainable_rate", "ratio")
     )
     rates = Table(
         name="rates",
@@ -293,8 +270,8 @@ def result_of(rows: Sequence[LoadSummary]) -> Result:
         about=about,
         notes=tuple(dict.fromkeys(note for row in rows for note in row.notes)),
         next=_next(rows),
-        record_ids=tuple(row.record_id for row in rows),
-        exit_code=Exit.FAILED_ROW if any(row.failure is not None for row in rows) else Exit.DONE,
+        record_ids=tuple(row.record.id for row in rows),
+        exit_code=Exit.FAILED_ROW if any(row.record.failure is not None for row in rows) else Exit.DONE,
         picture=lambda: load_figure(rows),
     )
 
@@ -306,23 +283,24 @@ def _answer_row(row: LoadSummary, first: LoadSummary) -> Row:
         # A recipe that sustains every rate it was asked for has only a lower bound, and so has its ratio.
         if not (row.is_open_ended and first.is_open_ended):
             metrics.append(RATIO(ratio, ratio if row.is_open_ended else None, ratio if first.is_open_ended else None))
-    metrics += [KNEE(row.knee_rate)] if row.knee_rate is not None else []
+    prepared, failure = row.record.prepared, row.record.failure
     notes: tuple[Note, ...] = ()
-    if row.numerics is not None and row.numerics.is_wrong:
-        reason = f": {row.numerics.reason}" if row.numerics.reason else ""
+    if prepared is not None and prepared.numerics.is_wrong:
+        reason = f": {prepared.numerics.reason}" if prepared.numerics.reason else ""
         notes = (note("above-tolerance", f"its outputs are too far from fp32{reason}", about="numerics"),)
     return Row(
         facts={"recipe": row.recipe, "model": row.model, "is_open_ended": row.is_open_ended},
         metrics=tuple(metrics),
         notes=notes,
-        failure=f"{row.failure.kind} at {row.failure.stage}: {row.failure.told}" if row.failure is not None else "",
-        record_id=row.record_id,
+        failure=failure.line if failure is not None else "",
+        record_id=row.record.id,
     )
 
 
 def _headline(rows: Sequence[LoadSummary], answers: Sequence[Row]) -> Headline:
     first = rows[0]
-    within = f"p99 within {format_seconds(first.slo_p99_s)}" if first.slo_p99_s is not None else "no growing backlog"
+    target_s = first.load.slo_p99_s
+    within = f"p99 within {format_seconds(target_s)}" if target_s is not None else "no growing backlog"
     best = max(answers, key=lambda row: row.value("sustainable_rate"))
     figures: dict[str, Any] = {"recipe": best["recipe"], "model": best["model"], "within": within}
     if not best.value("sustainable_rate"):
@@ -336,9 +314,9 @@ def _headline(rows: Sequence[LoadSummary], answers: Sequence[Row]) -> Headline:
 
 
 def _next(rows: Sequence[LoadSummary]) -> str:
-    sound = [row for row in rows if row.is_sound]
+    sound = [row for row in rows if row.points and row.record.failure is None]
     if not sound:
-        return f"redline history show {rows[0].record_id[:13]}"
+        return f"redline history show {rows[0].record.id[:13]}"
     open_ended = [row.points[-1].rate for row in sound if row.is_open_ended]
     if open_ended:
         return f"ask for higher rates than {format_rate(max(open_ended))}"

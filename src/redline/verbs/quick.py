@@ -1,31 +1,27 @@
-"""One call for a first look at a model in training: which batch, how fast, how good, where the time goes, what is in the way."""
+"""One call for a first look at a model in training: how fast, how good, where the time goes, what is in the way."""
 
 from __future__ import annotations
 
 import html
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from redline.analyze.batch import BatchSummary
+from redline.analyze.measurement import CeilingsOf, measurements
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.summary import CeilingsOf, summarize
-from redline.analyze.train import TrainingSummary, training_of
+from redline.analyze.train import TrainingSummary
 from redline.model.errors import BenchError, SpecError, UsageError
 from redline.model.fields import MOST_ITEMS, require_range
 from redline.model.metrics import Figure, Headline, Row, Table
-from redline.model.note import Note, note
 from redline.model.protocol import Profile as ProfileRequest
 from redline.model.record import RunRecord
-from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.spec import RunSpec
 from redline.model.spec_table import training_table
-from redline.model.units import counted, format_ratio
-from redline.search.batch import search_batch
+from redline.model.units import counted
 from redline.search.observer import Observer
 from redline.search.train import After
 from redline.show import report
@@ -45,20 +41,13 @@ from redline.verbs.workspace import Workspace, one_spec, use
 ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
 CAPTURED_STEPS = 5
 """Recorded after the last epoch; the epochs themselves run without the profiler."""
-BEYOND = 16
-"""The search tries batches up to this many times the one that was asked for."""
-LONGEST_STEP_S = 2.0
-"""And at none whose step would take longer: a CPU gains nothing from it."""
-WORTH_IT = 1.03
-"""A larger batch must be faster by this factor to be taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuickProfile(Result):
-    """What `run_quick_profile` found. Its first table has both sides: the batch that was asked for, and the one that was found."""
+    """What `run_quick_profile` found."""
 
     contents: Contents
-    batches: BatchSummary
     training: TrainingSummary
     profile: Profile
 
@@ -92,7 +81,7 @@ def run_quick_profile(
     workspace: Workspace | None = None,
     **settings: Any,
 ) -> QuickProfile:
-    """Train one epoch with `batch_size`, search for a faster batch beyond it, train `epochs` with that, and explain it.
+    """Train `epochs` with `batch_size`, capture a few steps after the last, and explain where the time goes.
 
     `dataset`: cifar10 (with `folder`, and `download=True` where there is a network), imagefolder, synthetic,
     synthetic-learnable, or `file.py:loaders`. Any model that `redline.train` takes by name.
@@ -103,15 +92,11 @@ def run_quick_profile(
         working = opened if progress else opened.derived(observer=Observer())
         table = training_table(dataset, {**settings, "epochs": epochs})
         asked, _ = one_spec(working, "a quick profile", model_name, None, recipes=recipe, **table, batch=batch_size)
-        before = _trained(_sized(asked, batch_size, epochs=1), working)
-        found = _searched(before, batch_size, working)
-        batch = _best_batch(found, batch_size)
-        after = _trained(_sized(asked, batch), working, profile=True)
-        assert after.trace is not None
-        records = [before, *opened.history.load_many(trial.row.record_id for trial in found.trials).values(), after]
-        known = opened.ceilings_of(records)
-        profile = profile_of([read_trace(Path(after.trace.path))], after, ceilings=known(after))
-    return _result(before, after, found, profile, records, known)
+        record = _trained(asked, working)
+        assert record.trace is not None
+        known = opened.ceilings_of([record])
+        profile = profile_of([read_trace(Path(record.trace.path))], record, ceilings=known(record))
+    return _result(record, profile, known)
 
 
 def _check(model_name: str, epochs: int, batch_size: int) -> None:
@@ -121,77 +106,31 @@ def _check(model_name: str, epochs: int, batch_size: int) -> None:
         require_range(name, value, 1, MOST_ITEMS)
 
 
-def _sized(spec: RunSpec, batch: int, epochs: int | None = None) -> RunSpec:
-    assert spec.train is not None
-    train = spec.train if epochs is None else msgspec.structs.replace(spec.train, epochs=epochs)
-    return msgspec.structs.replace(spec, workload=msgspec.structs.replace(spec.workload, batch=batch), train=train)
-
-
-def _trained(spec: RunSpec, workspace: Workspace, *, profile: bool = False) -> RunRecord:
+def _trained(spec: RunSpec, workspace: Workspace) -> RunRecord:
     """Returns the record of a training, with a trace of a few steps after its last epoch; what broke raises."""
     request = ProfileRequest(path=trace_name(spec), wait=0, warmup=2, active=CAPTURED_STEPS, shapes=True)
-    after = After(profile=request if profile else None, traces=workspace.traces)
+    after = After(profile=request, traces=workspace.traces)
     (record,) = train_specs([spec], workspace, after=after)
     failure = record.failure
     if failure is not None and failure.kind == "user":
         raise UsageError(failure.told)
     if failure is not None:
         raise BenchError(failure.kind, f"{failure.stage}: {failure.told}", failure.traceback)
-    if profile and record.trace is None:
+    if record.trace is None:
         told = next((str(each) for each in record.notes if each.code == "no-trace"), "no trace was captured")
         raise BenchError("unsupported", f"profile: {told}")
     return record
 
 
-def _searched(before: RunRecord, batch_size: int, workspace: Workspace) -> BatchSummary:
-    """Returns batches of the bare step, on what the data turned out to be."""
-    assert before.prepared is not None
-    info, row = before.prepared.data, training_of(before)
-    assert info is not None
-    by_time = int((row.samples_per_s or 0.0) * LONGEST_STEP_S)
-    most = max(batch_size, min(BEYOND * batch_size, by_time, info.train_samples // 2 or batch_size))
-    is_image = len(info.shape) == 3 and before.prepared.workload.source not in ("user", "live")
-    changes = {"image_size": info.shape[-1], "classes": info.classes, "stem": info.stem} if is_image else {}
-    workload = msgspec.structs.replace(before.spec.workload, **changes)
-    measure = MeasureSpec.for_effort("quick")
-    spec = msgspec.structs.replace(before.spec, workload=workload, train=None, measure=measure)
-    (checked,) = workspace.checked([spec])
-    with workspace.lock(checked.device):
-        door = workspace.door(checked.launch)
-        return search_batch(checked, door, workspace.journal, workspace.observer, most=most)
-
-
-def _best_batch(found: BatchSummary, asked: int) -> int:
-    """The fastest that fits, where it is faster than the one that was asked for by more than a trifle."""
-    speeds = {trial.batch: trial.throughput_per_s for trial in found.trials if trial.fits and trial.throughput_per_s}
-    if not speeds:
-        return asked
-    # The smallest of those that are as fast as the fastest: memory and the number of steps per epoch matter too.
-    fastest = max(speeds.values())
-    best = min(batch for batch, speed in speeds.items() if speed * WORTH_IT >= fastest)
-    known = max((batch for batch in speeds if batch <= asked), default=None)
-    if best <= asked or (known is not None and speeds[best] < WORTH_IT * speeds[known]):
-        return asked
-    return best
-
-
-def _result(
-    before: RunRecord,
-    after: RunRecord,
-    found: BatchSummary,
-    profile: Profile,
-    records: Sequence[RunRecord],
-    ceilings_of: CeilingsOf,
-) -> QuickProfile:
-    sides = [training_row(summary) for summary in summarize([before, after], ceilings_of)]
-    rows = [
-        msgspec.structs.replace(row, facts={"side": side, **row.facts})
-        for side, row in zip(("before", "after"), sides, strict=True)
-    ]
+def _result(record: RunRecord, profile: Profile, ceilings_of: CeilingsOf) -> QuickProfile:
+    (found,) = measurements([record], ceilings_of)
+    assert found.training is not None
+    training, explained = found.training, profile_verb.result_of(profile, record)
     table = Table(
-        name="sides", rows=tuple(rows), columns=("side", "batch", "throughput", "memory", "epoch_time", "accuracy")
+        name="training",
+        rows=(training_row(found),),
+        columns=("model", "batch", "throughput", "memory", "epoch_time", "accuracy"),
     )
-    training = training_of(after, ceilings_of(after))
     shares = [
         Table(name=name, title=title, rows=tuple(Row(facts={"of": part}, metrics=(SHARE(share),)) for part, share in parts.items()))
         for name, title, parts in (
@@ -199,23 +138,21 @@ def _result(
             ("libraries", "Whose kernels they are", _libraries(profile)),
         )
     ]  # fmt: skip
-    explained = profile_verb.result_of(profile, after)
-    headline = _headline(rows, training, explained)
+    headline = _headline(table.rows[0], training)
     contents = contents_of(
-        records, title=training.model, sentence=str(headline), profiles=[profile], ceilings_of=ceilings_of
+        [record], title=training.model, sentence=str(headline), profiles=[profile], ceilings_of=ceilings_of
     )
     return QuickProfile(
         verb="quick",
         headline=headline,
         tables=(table, *shares, *(each.as_detail() if each.name != "findings" else each for each in explained.tables)),
         about={"model": training.model, "data": training.data, "device": training.device_name or training.device},
-        notes=(_changed(found, *rows), *explained.notes),
+        notes=explained.notes,
         next=explained.next,
-        records=records,
-        record_ids=tuple(record.id for record in records),
+        records=(record,),
+        record_ids=(record.id,),
         picture=lambda: bar_figure(table),
         contents=contents,
-        batches=found,
         training=training,
         profile=profile,
     )
@@ -224,8 +161,8 @@ def _result(
 SHARE = Figure(name="share", unit="share", doc="Of the training time, or of the busy time.")
 
 
-def _headline(rows: Sequence[Row], training: TrainingSummary, explained: Result) -> Headline:
-    after, shares = rows[-1], training.phase_shares
+def _headline(after: Row, training: TrainingSummary) -> Headline:
+    shares = training.phase_shares
     longest = max(shares, key=lambda name: shares[name], default="")
     figures: dict[str, Any] = {
         "model": training.model,
@@ -239,14 +176,6 @@ def _headline(rows: Sequence[Row], training: TrainingSummary, explained: Result)
     text = "{model} trains at {speed} with batch {batch}"
     text += ", to an accuracy of {accuracy} in {epochs}" if "accuracy" in after else ""
     return Headline(template=f"{text}{'; {share} of the time is the {phase}' if longest else ''}.", figures=figures)
-
-
-def _changed(found: BatchSummary, before: Row, after: Row) -> Note:
-    if before["batch"] == after["batch"]:
-        told = f"no batch up to {found.max_batch} is faster than {after['batch']} by more than {WORTH_IT - 1:.0%}"
-        return note("no-batch", f"nothing was changed: {told}")
-    ratio = after.value("throughput") / (before.value("throughput") or after.value("throughput"))
-    return note("changed-batch", f"batch {before['batch']} became {after['batch']}, and the learning rate with it: {format_ratio(ratio)} the samples per second")  # fmt: skip
 
 
 def _libraries(profile: Profile) -> dict[str, float]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from redline.analyze.measurement import CeilingsOf
 from redline.analyze.profile import Profile
-from redline.analyze.summary import CeilingsOf
 from redline.model.errors import RecordError, UsageError
 from redline.model.files import is_file
 from redline.model.metrics import Block, Headline

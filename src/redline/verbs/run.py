@@ -15,40 +15,36 @@ from typing import Annotated, Any
 
 import msgspec
 
-from redline.analyze.batch import SloTargets
-from redline.analyze.pairs import Pair, is_same_recipe, pairs_of, process_spread
+from redline.analyze.measurement import CeilingsOf, Measurement, over_processes
+from redline.analyze.pairs import Pair, pairs_of
 from redline.analyze.rows import columns_for, headline_of, row_of, table_of, title_of
-from redline.analyze.summary import CeilingsOf, RunSummary, replicate_rows, with_price
 from redline.model.errors import Exit, Interrupted, UsageError
 from redline.model.fields import MOST_REPLICATES, Frozen
-from redline.model.metrics import RATIO, Block, Fact, Figure, Headline, Row, Table
+from redline.model.metrics import RATIO, Fact, Row, Table
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
-from redline.model.settings import HOW, OUTPUT, WHAT, check_settings, setting
+from redline.model.settings import HOW, OUTPUT, check_settings, setting
 from redline.model.spec import BASELINE, RunSpec
 from redline.model.spec_table import layered, read_runs
-from redline.model.units import format_share, parse_price
+from redline.model.units import parse_price
 from redline.search.decide import REPLICATES, check_racers
 from redline.search.grid import (
     Cell,
-    Estimate,
     GridSummary,
     LeftOut,
     check_name,
-    estimate,
     grid_from_tables,
     listed,
     make_plan,
     standing,
     value_of,
 )
-from redline.search.run import Account, GridRun, measured_elsewhere, unsettled
+from redline.search.run import Account, GridRun, unsettled
 from redline.search.spread import require_cluster, spread
-from redline.search.train import After
 from redline.show.charts import bar_figure
 from redline.show.result import Result
 from redline.store import SettledCell
-from redline.verbs.verb import MEASURED, RANKS, WORKLOAD, Address, AnyRecipes, Models, Ray, split, target, verb
+from redline.verbs.verb import MEASURED, RANKS, WORKLOAD, Address, AnyRecipes, Models, Ray, split, verb
 from redline.verbs.workspace import Workspace, described_model, use
 
 CONTINUES = "the same command with --resume continues with the rest"
@@ -69,15 +65,7 @@ class Keeping(Frozen):
     ] = None
     resume: Annotated[bool, setting("Measure only what the same grid still lacks.")] = False
     retry_failed: Annotated[bool, setting("Resume, and try failed cells again.")] = False
-    dry_run: Annotated[bool, setting("Show the plan and a time estimate; measure nothing.")] = False
-    jobs: Annotated[
-        int | None,
-        setting(
-            "Workers that may prepare at the same time. Default: one group's.",
-            least=1,
-            most=MOST_REPLICATES,
-        ),
-    ] = None
+    dry_run: Annotated[bool, setting("Show the plan; measure nothing.")] = False
     price: Annotated[
         str | None,
         setting("Price of the machine; adds the cost of a million items.", group=OUTPUT, shape="2.50/h"),
@@ -103,8 +91,8 @@ class Measured:
     """Every cell, those that failed or are still to be measured too; None for a single group that is all there."""
     decided: list[list[list[RunRecord]]] = field(default_factory=list)
     """The replicates of each group whose pairs were to be decided."""
-    estimate: Estimate | None = None
-    """For a dry run: how long what is left may take."""
+    is_plan: bool = False
+    """For a dry run: nothing was measured."""
     was_interrupted: bool = False
 
 
@@ -124,24 +112,14 @@ def run(
     inputs: Any | None = None,
     *,
     recipes: AnyRecipes = None,
-    amp: Annotated[bool, setting("Short for the switch amp.", group=WHAT)] = False,
-    channels_last: Annotated[bool, setting("Short for the switch channels-last.", group=WHAT)] = False,
-    compile: Annotated[bool, setting("Short for the switch compile.", group=WHAT)] = False,
     file: Annotated[Path | None, setting("A TOML file with [[run]] tables.", short="-f", group=HOW)] = None,
     trust: Annotated[bool, setting("Accept a file that another user owns and that names code to run.")] = False,
-    slo_ttft: Annotated[
-        Any, target("Generation: name the fastest cell whose first token comes within this, such as 200ms.")
-    ] = None,
-    slo_tpot: Annotated[
-        Any, target("Generation: and whose p95 time per further token is within this, such as 20ms.")
-    ] = None,
     ray: Ray = False,
     address: Address = None,
     loss: Any | None = None,
     targets: Any | None = None,
     setup: Any | None = None,
     teardown: Any | None = None,
-    exclude: Sequence[Mapping[str, Any]] = (),
     workspace: Workspace | None = None,
     **settings: Any,
 ) -> Result:
@@ -162,10 +140,8 @@ def run(
     require_cluster(ray, address)
     if ray and how.decide:
         raise UsageError("pairs are decided on one machine: leave out ray (--launch ray), or decide")
-    short = "+".join(name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile)) if on)
-    if recipes is not None or short:
-        settings["recipe"] = [*listed(recipes), *([short] if short else [])]
-    slo = SloTargets(ttft_s=slo_ttft, tpot_s=slo_tpot)
+    if recipes is not None:
+        settings["recipe"] = listed(recipes)
     with use(workspace) as opened:
         tables, working = [], opened
         models = model if isinstance(model, list | tuple) and any(map(callable, model)) else [model]
@@ -179,8 +155,6 @@ def run(
         about: dict[str, Any] = {}
         if file is not None:
             about, tables = read_runs(Path(file), tables[0], trust=trust)
-        if exclude:
-            about["exclude"] = exclude
         found = measure(
             tables,
             working,
@@ -189,17 +163,7 @@ def run(
             where="" if file is None else str(file),
             elsewhere=partial(spread, address=address) if ray else None,
         )
-        return shown(result_of(found, working.ceilings_of(found.records), price=how.price, slo=slo), found)
-
-
-def run_step(step: Callable[..., Any], *, workspace: Workspace | None = None, **settings: Any) -> Result:
-    """Measure a training step of your own, any callable, as it is; `setup`, `teardown` and `batch` as `run` takes them.
-
-    `redline.profile(step)` says where its time goes, and `redline.run([step, other], decide=True)` sets it against another.
-    """
-    if not callable(step):
-        raise UsageError(f"run_step measures a function, got {type(step).__name__}")
-    return run(step, workspace=workspace, **settings)
+        return shown(result_of(found, working.ceilings_of(found.records), price=how.price), found)
 
 
 def shown(result: Result, found: Measured) -> Result:
@@ -220,19 +184,18 @@ def measure(
     about: Mapping[str, Any] | None = None,
     where: str = "",
     elsewhere: Callable[[Sequence[RunSpec]], Iterator[tuple[int, RunRecord]]] | None = None,
-    after: Callable[[RunSpec], After | None] = lambda spec: None,
 ) -> Measured:
     """Plan the cells of tables of settings, then measure those that are not settled yet.
 
-    `about` is what a file says of itself, `elsewhere` measures the cells on other machines, and `after` says what is asked of a
-    training when its last epoch is done. A mistake in any cell is raised before the first is measured.
+    `about` is what a file says of itself, and `elsewhere` measures the cells on other machines. A mistake in any cell is raised before
+    the first is measured.
     """
     about = about or {}
     # With --decide what differs between processes matters more than a narrow interval.
     effort = {"effort": "quick"} if how.decide else {}
     name = how.name if how.name is not None else about.get("name")
     check_name(name)
-    grid = grid_from_tables([layered(effort, table) for table in tables], about.get("exclude", ()), where)
+    grid = grid_from_tables([layered(effort, table) for table in tables], where)
     if not grid.cells:
         raise UsageError("nothing to measure: name at least one model and one recipe")
     plan = make_plan(
@@ -248,14 +211,14 @@ def measure(
         for group in plan.groups:
             check_racers([cell.spec for cell in group], how.replicates or REPLICATES)
     ledger = workspace.history.sweep(plan.name) if plan.is_kept else Account()
-    settled = {**measured_elsewhere(plan, ledger), **ledger.cells()} if how.resumes else {}
+    settled = ledger.cells() if how.resumes else {}
     waiting = [cell for group in unsettled(plan, settled, retry_failed=how.retry_failed) for cell in group]
     if how.dry_run:
         to_do = {cell.key for cell in waiting}
         kept = {key: cell for key, cell in settled.items() if key not in to_do}
-        return Measured(summary=standing(plan, kept), estimate=estimate(waiting, workspace.history))
+        return Measured(summary=standing(plan, kept), is_plan=True)
     if plan.is_kept:
-        workspace.observer.grid_planned(plan, len(waiting), estimate(waiting, workspace.history))
+        workspace.observer.grid_planned(plan, len(waiting))
     running = GridRun(
         plan,
         workspace,
@@ -263,8 +226,6 @@ def measure(
         live=None if plan.is_kept and workspace.keeps else workspace.journal,
         load=workspace.history.load_many if plan.is_kept else lambda ids: {},
         replicates=(how.replicates or REPLICATES) if how.decide else 0,
-        jobs=how.jobs or 1,
-        after=after,
         spread=elsewhere,
     )
     found = Measured(decided=running.decided)
@@ -282,7 +243,7 @@ def measure(
     found.records = [record for record in records if record is not None]
     if how.decide:
         found.records = [record for replicates in running.decided for replicate in replicates for record in replicate]
-    found.summary = summary if plan.is_kept or plan.left_out or plan.idle_exclusions else None
+    found.summary = summary if plan.is_kept or plan.left_out else None
     return found
 
 
@@ -295,20 +256,15 @@ def result_of(
     *,
     verb: str = "run",
     price: str | None = None,
-    slo: SloTargets | None = None,
     columns: Sequence[str] = (),
-    besides: Callable[[Row, str], Row] = lambda row, run: row,
 ) -> Result:
-    """The rows of what was measured, the pairs that were to be decided, and one sentence that follows from both.
-
-    `besides` adds to a row what others know of it, by the name of its run.
-    """
-    measured = replicate_rows(found.records, ceilings_of)
+    """The rows of what was measured, the pairs that were to be decided, and one sentence that follows from both."""
+    measured = over_processes(found.records, ceilings_of)
     if price is not None:
-        measured = with_price(measured, parse_price(price))
+        measured = [row.changed(per_hour=parse_price(price)) for row in measured]
     summary, pairs = found.summary, [pair for replicates in found.decided for pair in pairs_of(replicates)]
-    rows = [besides(row, run) for row, run in _rows(measured, summary, slo)]
-    table, about = table_of(rows, "plan" if found.estimate else "results", columns or columns_for(measured))
+    rows = list(_rows(measured, summary))
+    table, about = table_of(rows, "plan" if found.is_plan else "results", columns or columns_for(measured))
     title = title_of(about, measured) if measured else ""
     if summary is not None:
         about |= {"grid": summary.name, "cells": len(summary.cells)}
@@ -318,11 +274,10 @@ def result_of(
     tables = [table, _pair_table(pairs)] if pairs else [table]
     return Result(
         verb=verb,
-        headline=estimated(found.estimate) if found.estimate else headline_of(table, slo),
+        headline=headline_of(table),
         tables=tuple(tables),
         about=about,
         notes=tuple(_notes(found, measured, pairs)),
-        blocks=tuple(_hint(measured)),
         next=_next(found, measured, table, pairs),
         records=tuple(found.records),
         record_ids=tuple(record.id for record in found.records),
@@ -338,40 +293,39 @@ def _has_failed(found: Measured) -> bool:
     return any(record.failure is not None or not (record.blocks or record.epochs) for record in found.records)
 
 
-def _rows(
-    measured: Sequence[RunSummary], summary: GridSummary | None, slo: SloTargets | None
-) -> Iterator[tuple[Row, str]]:
-    """A row for everything that was measured, with the name of its run; of a grid also for the cells that are still to be measured."""
+def _rows(measured: Sequence[Measurement], summary: GridSummary | None) -> Iterator[Row]:
+    """A row for everything that was measured; of a grid also for the cells that are still to be measured."""
     if summary is None:
-        for row in measured:
-            yield _with_targets(row_of(row), row, slo), ""
+        yield from map(row_of, measured)
         return
     by_record = {record_id: row for row in measured for record_id in (row.replicate_ids or (row.record_id,))}
     settled_ones = {_identity_of(cell, summary.axes) for cell, settled in summary.cells if settled is not None}
     seen = set[tuple[str, ...]]()
     are_named = any(cell.run for cell, _ in summary.cells)
     for cell, settled in summary.cells if are_named else in_reading_order(summary):
-        named: dict[str, Fact] = {"run": cell.run} if cell.run else {}
         found = by_record.get(settled.record_id) if settled is not None else None
         # Replicates of a combination share its row; one run may take up the record of another.
         identity = _identity_of(cell, summary.axes) if found is None else (found.record_id, cell.run)
         if identity in seen or (settled is None and identity in settled_ones):
             continue
         seen.add(identity)
-        if found is not None:
-            made = _with_targets(row_of(found), found, slo)
-            yield msgspec.structs.replace(made, facts={**named, **made.facts}), cell.run
-        else:
-            workload = cell.spec.workload
-            facts: dict[str, Fact] = {
-                "model": workload.model,
-                "task": workload.task,
-                "recipe": str(cell.spec.recipe),
-                "batch": workload.batch,
-                **{name: value_of(cell.spec, name) for name in summary.axes},
-                "trust": "to do" if settled is None else settled.status,
-            }
-            yield Row(facts={**named, **facts}), cell.run
+        workload = cell.spec.workload
+        row = (
+            row_of(found)
+            if found is not None
+            else Row(
+                facts={
+                    "model": workload.model,
+                    "task": workload.task,
+                    "recipe": str(cell.spec.recipe),
+                    "batch": workload.batch,
+                    **{name: value_of(cell.spec, name) for name in summary.axes},
+                    "trust": "to do" if settled is None else settled.status,
+                }
+            )
+        )
+        named: dict[str, Fact] = {"run": cell.run} if cell.run else {}
+        yield msgspec.structs.replace(row, facts={**named, **row.facts})
 
 
 def _identity_of(cell: Cell, axes: Sequence[str]) -> tuple[str, ...]:
@@ -381,53 +335,20 @@ def _identity_of(cell: Cell, axes: Sequence[str]) -> tuple[str, ...]:
     return cell.run, spec.workload.model, spec.workload.task, str(spec.recipe), *values
 
 
-def _with_targets(made: Row, row: RunSummary, slo: SloTargets | None) -> Row:
-    """With whether a generation keeps the targets: the first token by its median, the others by p95 or else their median."""
-    if not slo or row.ttft_s is None:
-        return made
-    limits = [(row.ttft_s, slo.ttft_s)]
-    limits += [(row.tpot_s.p50 if row.tpot_s.p95 is None else row.tpot_s.p95, slo.tpot_s)] if row.tpot_s else []
-    is_wrong = row.numerics is not None and row.numerics.is_wrong
-    keeps = not is_wrong and all(limit is None or seconds <= limit for seconds, limit in limits)
-    return msgspec.structs.replace(made, facts={**made.facts, "keeps_target": keeps})
-
-
 def in_reading_order(summary: GridSummary) -> list[tuple[Cell, SettledCell | None]]:
-    """Its cells sorted by model, task, other settings, recipe and size; they were measured in another order."""
+    """Its cells by model, task, other settings, recipe and size, each in the order in which its values came."""
     sizes = ("prompt", "new_tokens", "batch")
     names = ("model", "task", *(name for name in summary.axes if name not in sizes), "recipe", *sizes)
-    ranks: dict[str, dict[str, int]] = {}
-    for name in names:
-        values = {str(value): value for cell, _ in summary.cells for value in [value_of(cell.spec, name)]}
-        sizes_of = {text: value if isinstance(value, int | float) else 0 for text, value in values.items()}
-        # Numbers grow, and words keep the order in which they came.
-        ranks[name] = {text: rank for rank, text in enumerate(sorted(values, key=sizes_of.__getitem__))}
-    return sorted(summary.cells, key=lambda cell: [ranks[name][str(value_of(cell[0].spec, name))] for name in names])
+    columns = {name: [str(value_of(cell.spec, name)) for cell, _ in summary.cells] for name in names}
+    ranks = {name: {text: rank for rank, text in enumerate(dict.fromkeys(texts))} for name, texts in columns.items()}
+    order = sorted(range(len(summary.cells)), key=lambda at: [ranks[name][columns[name][at]] for name in names])
+    return [summary.cells[at] for at in order]
 
 
 def counts_of(summary: GridSummary) -> str:
     counts = [f"{len(summary.cells)} cells", f"{summary.count('done')} done"]
     counts += [f"{failed} failed"] if (failed := summary.count("failed")) else []
-    return ", ".join([*counts, f"{summary.pending} to do"] if summary.pending else counts)
-
-
-CELLS = Figure(name="cells", doc="Combinations that are still to be measured.")
-SECONDS = Figure(
-    name="estimate", unit="s", doc="How long they may take, from what was measured of their models before."
-)
-
-
-def estimated(estimate: Estimate) -> Headline:
-    """How long a plan may take."""
-    if not estimate.known and not estimate.unknown:
-        return Headline(template="Nothing is left to measure.")
-    parts, figures = [], {"known": CELLS(estimate.known), "time": SECONDS(estimate.seconds), "unknown": CELLS(estimate.unknown)}  # fmt: skip
-    if estimate.known:
-        parts.append("About {time} for {known} cells whose models were measured before")
-    if estimate.unknown:
-        parts.append("No estimate for {unknown} cells: {models} not measured yet")
-    models = ", ".join(estimate.unknown_models[:5]) + (" …" if len(estimate.unknown_models) > 5 else "")
-    return Headline(template=f"{'; '.join(parts)}.", figures={**figures, "models": models})
+    return ", ".join([*counts, f"{to_do} to do"] if (to_do := summary.count(None)) else counts)
 
 
 def _pair_table(pairs: Sequence[Pair]) -> Table:
@@ -452,61 +373,33 @@ def _pair_table(pairs: Sequence[Pair]) -> Table:
 AS_FAST = msgspec.structs.replace(RATIO, header="ratio")
 
 
-def _notes(found: Measured, measured: Sequence[RunSummary], pairs: Sequence[Pair]) -> Iterator[Note]:
+def _notes(found: Measured, measured: Sequence[Measurement], pairs: Sequence[Pair]) -> Iterator[Note]:
     summary = found.summary
     for left, together in groupby(sorted(summary.left_out, key=_reason) if summary else (), key=_reason):
         cells = list(together)
         names = dict.fromkeys(one.name for one in cells)
         yield note(cells[0].reason.code, f"skipped ({left}): {'; '.join(names)}")
-    yield from (note("not-in-grid", str(idle)) for idle in (summary.idle_exclusions if summary else ()))
-    if any(row.batch_from == "unknown" and row.task != "step" for row in measured):
+    if any(row.prepared and row.prepared.workload.batch_from == "unknown" and row.task != "step" for row in measured):
         yield note(
             "batch-unknown",
             "the batch is unknown, so steps are counted: add --batch-axis N or --items N, or let the factory take batch",
         )
-    for replicates in found.decided:
-        if (apart := process_spread(replicates)) is not None:
-            share = format_share(apart[0] ** 0.5)
-            yield note("spread", f"processes of one recipe differ by ±{share}, which the intervals include")
-    if pairs and all(is_same_recipe(replicates, pair.a, pair.b) for replicates in found.decided for pair in pairs_of(replicates)):  # fmt: skip
-        yield _noise_floor(pairs)
     busy = [each for row in measured if row.roofline for each in row.roofline.notes if each.code == "busy-ceilings"]
     yield from busy[:1]
-
-
-def _hint(measured: Sequence[RunSummary]) -> Iterator[Block]:
-    """How to measure the ceilings of this device, where that would say how close each row is to them."""
-    sound = [row for row in measured if row.failure is None]
-    if any(row.flops for row in sound) and not any(row.roofline for row in sound):
-        threads = next((row.conditions.get("threads") for row in sound if row.device == "cpu"), None)
-        command = f"redline roofline{f' --threads {threads}' if threads else ''}"
-        text = f"'{command}' measures this device's limits; tables then show how close each row is to them."
-        yield Block(title="", text=text, is_detail=True)
 
 
 def _reason(left: LeftOut) -> str:
     return str(left.reason)
 
 
-def _noise_floor(pairs: Sequence[Pair]) -> Note:
-    """What the intervals of a recipe against itself leave open is what two equal recipes may differ by here."""
-    bounds = [bound for pair in pairs for bound in (pair.low, pair.high) if bound is not None]
-    if not bounds:
-        return note("few-rounds", "one replicate says nothing about other processes; --replicates 3 shows the noise floor")  # fmt: skip
-    far = max(max(bound, 1 / bound) - 1 for bound in bounds)
-    told = f"one recipe was compared with itself: differences up to ±{format_share(far)} are noise on this machine"
-    is_false = any(pair.verdict in ("faster", "slower") for pair in pairs)
-    return note("noisy", f"{told}; a verdict of faster or slower here is false: the machine is not quiet" if is_false else told)  # fmt: skip
-
-
 # What to do next
 
 
-def _next(found: Measured, measured: Sequence[RunSummary], table: Table, pairs: Sequence[Pair]) -> str:
+def _next(found: Measured, measured: Sequence[Measurement], table: Table, pairs: Sequence[Pair]) -> str:
     summary = found.summary
-    if found.estimate is not None:
+    if found.is_plan:
         return "run it without --dry-run; you can stop it at any time, and --resume continues"
-    if summary is not None and summary.pending:
+    if summary is not None and summary.count(None):
         return CONTINUES
     sound = [row for row in measured if row.failure is None]
     if not sound or (found.decided and not pairs):
@@ -524,7 +417,7 @@ def _next(found: Measured, measured: Sequence[RunSummary], table: Table, pairs: 
     return next_of([row for row in sound if row.model == sound[0].model], rows)
 
 
-def next_of(sound: Sequence[RunSummary], rows: Mapping[str, Row]) -> str:
+def next_of(sound: Sequence[Measurement], rows: Mapping[str, Row]) -> str:
     """One command after rows of one model, as it would be typed; for a live model the call."""
     verdicts = {row.record_id: rows[row.record_id].get("verdict") for row in sound if row.record_id in rows}
     faster = [row for row in sound if verdicts.get(row.record_id) == "faster" and not (row.numerics and row.numerics.is_wrong)]  # fmt: skip
@@ -533,7 +426,10 @@ def next_of(sound: Sequence[RunSummary], rows: Mapping[str, Row]) -> str:
         recipes = list(dict.fromkeys(row.recipe for row in sound))
         line = sound[0].command("run", recipes) if len(recipes) > 1 else None
         return f"{line} --decide" if line else "decide=True measures in fresh processes until every pair is decided"
-    row = best or sound[0]
+    # Of a ladder the fastest: its last rung is where one goes on, not its first.
+    row = best or (
+        sound[0] if any(row.vs_first for row in sound) else max(sound, key=lambda row: row.throughput_per_s or 0.0)
+    )
     if row.model.startswith("watch:"):
         return f"redline watch --profile -- {row.model.removeprefix('watch:')}"
     compared = any(other.vs_first for other in sound)
@@ -546,7 +442,7 @@ def next_of(sound: Sequence[RunSummary], rows: Mapping[str, Row]) -> str:
     return row.command(name, recipes) or f"redline.{name}({_live(row)})"
 
 
-def _live(row: RunSummary) -> str:
+def _live(row: Measurement) -> str:
     if row.task == "step":
         return row.model.partition(":")[2]
     return "model, task='generate'" if row.task == "generate" else "model, inputs"

@@ -22,7 +22,7 @@ from redline.model.spec import RunSpec
 from redline.model.units import counted, format_ratio
 from redline.search.grid import parse_numbers
 from redline.search.scale import measure_scale
-from redline.show.canvas import COLOURS, label_text, new_figure
+from redline.show.charts import bar_figure
 from redline.show.result import Result
 from redline.verbs.verb import ISOLATED, SHAPE, Models, OneRecipe, verb
 from redline.verbs.workspace import Workspace, specs_of, use
@@ -148,16 +148,13 @@ def result_of(points: Sequence[ScalePoint], mode: Mode) -> Result:
     named = f"{first['model']} · " if len(models) == 1 else ""
     title = f"{named}{first['task']} · {first['recipe']} · {mode} scaling ({how}){threads}"
     ranked = [(point, row) for point in points for row in rank_rows(point.run.record)]
+    columns = COLUMNS if len(models) == 1 else ("model", *COLUMNS)
+    table = Table(name="points", title=title, rows=tuple(point.row for point in points), columns=columns)
     return Result(
         verb="scale",
         headline=_headline([point.row for point in points]),
         tables=(
-            Table(
-                name="points",
-                title=title,
-                rows=tuple(point.row for point in points),
-                columns=COLUMNS if len(models) == 1 else ("model", *COLUMNS),
-            ),
+            table,
             Table(
                 name="ranks",
                 title="each rank by itself",
@@ -173,7 +170,7 @@ def result_of(points: Sequence[ScalePoint], mode: Mode) -> Result:
         next=findings[0][1].next if findings else "",
         record_ids=tuple(point.row.record_id for point in points),
         exit_code=Exit.FAILED_ROW if any("throughput" not in point.row for point in points) else Exit.DONE,
-        picture=lambda: _figure([point.row for point in points]),
+        picture=lambda: bar_figure(table),
     )
 
 
@@ -195,40 +192,3 @@ def _headline(rows: Sequence[Row]) -> Headline:
     figures = {name: best[name] for name in ("model", "throughput", "efficiency")}
     figures["ranks"] = counted(int(best.facts["ranks"] or 1), "rank")
     return Headline(template="{model} on {ranks} does {throughput}, {efficiency} of the ideal.", figures=figures)
-
-
-def _figure(rows: Sequence[Row]) -> Any:
-    """Throughput beside the ideal, and the efficiency; points that are not scaling are hollow."""
-    figure, (left, right) = new_figure(11.0, 4.2, 2)
-    series: dict[str, list[Row]] = {}
-    for row in rows:
-        if "throughput" in row:
-            is_split = int(row.facts["ranks"] or 1) * int(row.facts["batch_per_rank"] or 0) != row["global_batch"]
-            kept = "" if is_split or not row["batch_per_rank"] else f", {row['batch_per_rank']} per rank"
-            series.setdefault(f"{row['model']}{kept}", []).append(row)
-    for number, (label, some) in enumerate(series.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        speeds = [row.value("throughput") for row in some]
-        left.plot([row["ranks"] for row in some], speeds, "o-", color=colour, label=label_text(label))
-        ideal = [row for row in some if "ideal" in row]
-        left.plot([row["ranks"] for row in ideal], [row.value("ideal") for row in ideal], "--", color=colour, alpha=0.5)
-        known = [row for row in some if "efficiency" in row]
-        right.plot([row["ranks"] for row in known], [row.value("efficiency") for row in known], "o-", color=colour)
-        for row in known:
-            share = row.metric("efficiency")
-            if share is not None and share.low is not None:
-                right.vlines(row["ranks"], share.low, share.high, color=colour, alpha=0.6)
-        marked = [row for row in some if row["is_oversubscribed"]]
-        left.scatter(
-            [row["ranks"] for row in marked], [row.value("throughput") for row in marked], s=90, facecolors="white", zorder=3
-        )  # fmt: skip
-    left.set_ylabel("items per second (dashed: ideal)")
-    right.set_ylabel("efficiency")
-    right.set_ylim(0, 1.15)
-    right.axhline(1.0, color="#888888", linewidth=0.8)
-    for axes in (left, right):
-        axes.set_xlabel("ranks")
-        axes.set_xticks(sorted({int(row.facts["ranks"] or 1) for row in rows}))
-    if series:
-        left.legend(fontsize=8)
-    return figure

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
+from redline.analyze.measurement import Measurement, measurements
 from redline.analyze.rows import metric_of
-from redline.analyze.summary import RunSummary, summarize, with_price
 from redline.analyze.train import (
     DATA_BOUND_SHARE,
     TrainingSummary,
@@ -117,8 +117,8 @@ def train(
         except KeyboardInterrupt:
             working.observer.noted("finished epochs are kept, and the same command with --resume continues")
             raise
-        summaries = summarize(records, opened.ceilings_of(records))
-        return result_of(records, summaries if per_hour is None else with_price(summaries, per_hour))
+        summaries = measurements(records, opened.ceilings_of(records))
+        return result_of(records, [summary.changed(per_hour=per_hour) for summary in summaries])
 
 
 def train_specs(
@@ -172,7 +172,7 @@ def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
 # What a training shows
 
 
-def result_of(records: Sequence[RunRecord], summaries: Sequence[RunSummary]) -> Result:
+def result_of(records: Sequence[RunRecord], summaries: Sequence[Measurement]) -> Result:
     """Shows a training with its epochs, and several trainings side by side."""
     rows = [training_row(summary) for summary in summaries]
     trainings = [summary.training for summary in summaries if summary.training is not None]
@@ -199,7 +199,7 @@ def result_of(records: Sequence[RunRecord], summaries: Sequence[RunSummary]) -> 
     )
 
 
-def training_row(summary: RunSummary) -> Row:
+def training_row(summary: Measurement) -> Row:
     training = summary.training
     assert training is not None
     facts: dict[str, Fact] = {name: getattr(training, name) for name in ("model", "recipe", "batch", "data", "stem", "loss", "seed", "workers", "threads", "state")}  # fmt: skip

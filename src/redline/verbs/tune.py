@@ -14,7 +14,6 @@ import msgspec
 
 from redline.analyze.advice import command_line
 from redline.analyze.rows import metric_of as figure_of
-from redline.analyze.summary import cost_per_million
 from redline.analyze.trust import error_text
 from redline.model.errors import BenchError, DoorError, Exit, RecordError, SpecError, UsageError
 from redline.model.fields import MOST_REPLICATES, MOST_THREADS, Frozen, require_range, seconds_of
@@ -483,7 +482,7 @@ def _ranked_row(found: TuneSummary, ranked: Ranked, number: int, per_hour: float
     known = [figure_of(row, name) for name in ("throughput", *FIGURE_OF.values())]
     metrics = [vs_baseline(ranked), *(metric for metric in known if metric is not None)]
     metrics += [COMPILE(ranked.compile_s)] if ranked.compile_s is not None else []
-    metrics += [COST(cost_per_million(row.throughput_per_s, per_hour))] if per_hour is not None else []
+    metrics += [COST(row.changed(per_hour=per_hour).cost_per_million)] if per_hour is not None else []
     return Row(facts=facts, metrics=tuple(metrics), is_detail=number >= SHOWN)
 
 

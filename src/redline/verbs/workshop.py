@@ -19,9 +19,8 @@ from redline.model.errors import Interrupted, RedlineError, SpecError, UsageErro
 from redline.model.fields import Frozen
 from redline.model.identity import device_key
 from redline.model.metrics import Fact, Headline, Row, Table
-from redline.model.names import refuse_impossible_name
 from redline.model.settings import OUTPUT, setting
-from redline.model.spec import BASELINE, Recipe, WorkloadSpec
+from redline.model.spec import BASELINE, Recipe
 from redline.search.tune.record import KeptSearches
 from redline.search.tune.summary import summary_of
 from redline.show.contents import contents_of, line_row
@@ -246,8 +245,6 @@ def checklist_of(model: str, workspace: Workspace | None = None) -> Result:
     """
     with use(workspace) as opened, opened.reading() as history:
         records = history.find(model=model, newest_first=False)
-        if not records:  # of a name that nothing has, no command below would run
-            refuse_impossible_name(WorkloadSpec(model=model))
         ceilings_of = opened.ceilings_of(records)
         by_id = {record.id: record for record in records}
         kept = [one for one in KeptSearches(history.tunes()).newest_first() if one.tune.spec.workload.model == model]

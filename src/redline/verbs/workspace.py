@@ -18,7 +18,7 @@ from redline.launch import Door, open_door
 from redline.launch.inline import InlineDoor
 from redline.model.errors import BenchError, Interrupted, SpecError, UsageError
 from redline.model.identity import device_key
-from redline.model.names import refuse_impossible_device, refuse_impossible_name
+from redline.model.names import refuse_impossible_device
 from redline.model.protocol import (
     Ask,
     AskCeilings,
@@ -37,9 +37,8 @@ from redline.model.record import Environment, RunRecord
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.model.spec_table import specs_from_table
 from redline.model.work import Ceilings
-from redline.search.grid import Grid, listed, make_plan
+from redline.search.grid import listed
 from redline.search.observer import Journal, NoJournal, Observer
-from redline.search.run import Account, GridRun
 from redline.show.notebook import NotebookProgress, in_notebook
 from redline.store import History
 from redline.system.locks import device_lock
@@ -146,7 +145,6 @@ class Workspace:
         """Returns what the bench says of each spec: resolved, or refused."""
         if self._door is None:  # a door that was handed in may lead to models of its own
             for spec in specs:
-                refuse_impossible_name(spec.workload)
                 refuse_impossible_device(spec.device)
         return self.ask(AskCheck(specs=tuple(specs)), CheckedSpecs, specs[0].launch).answers
 
@@ -272,17 +270,6 @@ class Workspace:
 def use(workspace: Workspace | None) -> AbstractContextManager[Workspace]:
     """The caller's workspace, left open; or a new one for this call, closed at its end."""
     return Workspace() if workspace is None else nullcontext(workspace)
-
-
-def measure_specs(specs: Sequence[RunSpec], workspace: Workspace, replicates: int = 1) -> list[RunRecord]:
-    """Check all specs first, then measure those of one workload together. Any mistake is raised before the first."""
-    checked = workspace.checked(specs)
-    answers = [Checked(spec=spec) for spec in checked]
-    plan = make_plan(Grid(cells=checked), answers, workspace.environment, replicates=replicates, is_kept=False)
-    running = GridRun(plan, workspace, Account(), live=workspace.journal)
-    running.go()
-    cells = sorted(plan.cells, key=lambda cell: int(cell.key.partition("-")[0]))
-    return [running.records[cell.key] for cell in cells]
 
 
 def specs_of(

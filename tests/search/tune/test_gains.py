@@ -9,26 +9,26 @@ import msgspec
 import pytest
 from reported import ceilings_of, race_records
 
+from redline.analyze.measurement import Measurement, measurements
 from redline.analyze.pairs import pair_of
-from redline.analyze.summary import RunSummary, summarize
 from redline.search.tune.record import Trial, TuneRecord, TuneSpec
 from redline.search.tune.standings import Standings
 from redline.search.tune.summary import Ranked, SwitchGain, TuneSummary
 from redline.show.searches import answer, gain_path_of
 
 RECORDS = race_records()
-ROWS = summarize(RECORDS, ceilings_of)
+ROWS = measurements(RECORDS, ceilings_of)
 BASELINE_ROW, LEADER_ROW = ROWS[0], ROWS[2]
 
 
-def ranked(row: RunSummary, ratio: float, low: float, high: float, verdict: Any) -> Ranked:
+def ranked(row: Measurement, ratio: float, low: float, high: float, verdict: Any) -> Ranked:
     return Ranked(recipe=row.recipe, ratio=ratio, low=low, high=high, verdict=verdict, row=row)
 
 
 BASELINE = ranked(BASELINE_ROW, 1.0, 1.0, 1.0, "same")
 
 
-def summary(row: RunSummary = LEADER_ROW, gains: tuple[float, ...] = (2.5, 1.6)) -> TuneSummary:
+def summary(row: Measurement = LEADER_ROW, gains: tuple[float, ...] = (2.5, 1.6)) -> TuneSummary:
     """Of a search that ended: this recipe was raced at four times the baseline."""
     named = zip(("fp16", "compile"), gains, strict=False)
     return TuneSummary(
@@ -52,7 +52,7 @@ def test_the_way_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
 
 
 def test_without_ceilings_there_is_no_roofline() -> None:
-    path = gain_path_of(summary(gains=()), summarize(RECORDS))
+    path = gain_path_of(summary(gains=()), measurements(RECORDS))
     assert [bar.kind for bar in path.bars] == ["baseline", "winner"]
 
 

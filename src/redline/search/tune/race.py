@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from redline.analyze.batch import BatchSummary, SloTargets
+from redline.analyze.batch import BatchSummary
 from redline.analyze.pairs import TIME_BAND, Pair
 from redline.model.note import Note, note
 from redline.model.record import RunRecord
@@ -303,8 +303,8 @@ def _choose_batch(search: Search) -> None:
             break
         search.observer.stage(f"the batch for {recipe}")
         spec = search.spec_of(switches, MeasureSpec.for_effort("quick"))
-        slo = SloTargets(p95_s=search.asked.slo_p95_s)
-        chosen = _best_batch(search_batch(spec, search.door, search.journal, search.observer, slo=slo))
+        slo_p95_s = search.asked.slo_p95_s
+        chosen = _best_batch(search_batch(spec, search.door, search.journal, search.observer, slo_p95_s=slo_p95_s))
         if chosen is not None:
             search.keep(batches=(*search.tune.batches, chosen))
     if search.tune.batches:
@@ -332,7 +332,7 @@ def _best_batch(found: BatchSummary) -> BatchChoice | None:
     known = {batch: rate for batch, rate in rates.items() if rate is not None}
     least = ENOUGH * max(known.values(), default=0.0)
     best = min((batch for batch in known if known[batch] >= least), default=None)
-    batch = found.slo_batch if found.slo.p95_s is not None else best
+    batch = found.slo_batch if found.slo_p95_s is not None else best
     return BatchChoice(recipe=found.row.recipe, batch=batch, throughput_per_s=known[batch]) if batch in known else None
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from redline.analyze.measurement import CeilingsOf, Measurement, lines_of, measurements
 from redline.analyze.pairs import RaceVerdict
-from redline.analyze.summary import CeilingsOf, RunSummary, lines_of, summarize
 from redline.model.fields import Frozen
 from redline.model.note import Note
 from redline.model.record import FailureScope, RunRecord
@@ -25,7 +25,7 @@ class Ranked(Frozen):
     recipe: str
     ratio: float
     verdict: RaceVerdict
-    row: RunSummary
+    row: Measurement
     """Its figures, over all of its processes."""
     low: float | None = None
     """It is None where fewer than two processes of the recipe met the baseline."""
@@ -88,9 +88,9 @@ class TuneSummary(Frozen):
 def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneSummary:
     """All of it. With the device's ceilings, also how far the leader is from them."""
     measured = records_of(tune, records)
-    lines = lines_of(measured, summarize(measured, ceilings_of))
+    lines = lines_of(measurements(measured, ceilings_of))
     # Over all processes of the search, as every table has it.
-    rows: dict[tuple[str, int | None], RunSummary] = {}
+    rows: dict[tuple[str, int | None], Measurement] = {}
     for line in sorted(lines, key=lambda line: not (line.row.throughput_per_s or line.row.latency_s)):
         if line.row.failure is None:
             rows.setdefault((line.row.recipe, line.row.batch), line.row)
@@ -98,7 +98,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
     there, chosen = conclusive(tune, records)
     first, fallen = Standings(tune, records), fallen_in_race(tune, records)
 
-    def ranked(recipe: str, at: Standings, row: RunSummary) -> Ranked:
+    def ranked(recipe: str, at: Standings, row: Measurement) -> Ranked:
         standing, estimate = at.of(recipe), at.trials.get(recipe)
         return Ranked(
             recipe=recipe,

@@ -7,12 +7,12 @@ import pytest
 from by_hand import make_block, make_record
 
 from redline.analyze.blocks import blocks_as
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.measurement import Measurement, measurements
 from redline.model.record import Failure, Memory
 
 
-def row_of(record: Any) -> RunSummary:
-    (row,) = summarize([record])
+def row_of(record: Any) -> Measurement:
+    (row,) = measurements([record])
     return row
 
 
@@ -56,7 +56,7 @@ def test_the_throughput_interval_turns_that_of_the_step_around() -> None:
     samples = (0.001, 0.010, 0.002, 0.009, 0.003, 0.008, 0.004, 0.007, 0.005, 0.006)
     row = row_of(make_record(blocks=(make_block(samples=samples),)))
     assert (row.throughput_interval.low, row.throughput_interval.high) == pytest.approx((32 / 0.009, 32 / 0.002))
-    assert row.throughput_interval.half_width == pytest.approx(3.5 / 5.5)
+    assert row.throughput_interval.median == pytest.approx(32 / 0.0055)
 
 
 class TestLatency:
@@ -99,9 +99,9 @@ def test_memory_is_the_peak_of_each_figure_and_null_where_there_is_none() -> Non
 def test_energy_counts_every_item_of_a_metered_block() -> None:
     metered = make_block(count=8, settling=(0.01, 0.01), energy_j=640.0, wall_s=2.0)
     row = row_of(make_record(blocks=(metered, make_block())))
-    assert row.energy_per_item_j == pytest.approx(640 / 320)
-    assert row.power_w == pytest.approx(320.0)
-    assert row_of(make_record()).energy_per_item_j is None
+    assert row.energy["per_item_j"] == pytest.approx(640 / 320)
+    assert row.energy["power_w"] == pytest.approx(320.0)
+    assert not row_of(make_record()).energy
 
 
 def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks() -> None:
@@ -109,20 +109,22 @@ def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks() -> No
     solo = [make_block(count=10, energy_j=150.0, wall_s=0.3, solo=True) for _ in range(2)]
     turns = [make_block(count=10, energy_j=120.0, wall_s=0.3, round=number) for number in range(4)]
     record = make_record(blocks=(*solo, *turns))
-    assert row_of(record).power_w == pytest.approx(500.0)
-    assert row_of(make_record(blocks=tuple(turns))).power_w == pytest.approx(400.0), "nobody says that others ran"
+    assert row_of(record).energy["power_w"] == pytest.approx(500.0)
+    assert row_of(make_record(blocks=tuple(turns))).energy["power_w"] == pytest.approx(400.0), (
+        "nobody says that others ran"
+    )
     long = make_block(count=100, energy_j=1470.0, wall_s=3.0, round=5)
-    assert row_of(make_record(blocks=(*solo, *turns, long))).power_w == pytest.approx(1770 / 3.6)
+    assert row_of(make_record(blocks=(*solo, *turns, long))).energy["power_w"] == pytest.approx(1770 / 3.6)
     steps = blocks_as(record.blocks, "energy")
     assert [block.samples[0] / 0.01 for block in steps] == pytest.approx([500.0] * 6, rel=0.02), (
         "the same power in a race"
     )
-    assert row_of(make_record(blocks=(solo[0], *turns))).energy_too_short
+    assert not row_of(make_record(blocks=(solo[0], *turns))).energy
 
 
 class TestVersusFirst:
     def test_pairs_rounds_of_one_group(self) -> None:
-        first, second = summarize(group())
+        first, second = measurements(group())
         assert first.vs_first is None
         versus = second.vs_first
         assert versus.ratio == pytest.approx(2.0, rel=0.005)
@@ -134,11 +136,11 @@ class TestVersusFirst:
         slow = [make_block(0.020 if number >= 8 else 0.010, round=number, seed=number) for number in range(16)]
         records = group(rounds=16, second_rounds=range(8, 16))
         records[0] = msgspec.structs.replace(records[0], blocks=tuple(slow))
-        versus = summarize(records)[1].vs_first
+        versus = measurements(records)[1].vs_first
         assert versus.ratio == pytest.approx(4.0, rel=0.01)
 
     def test_with_too_few_common_rounds_there_is_a_ratio_without_interval(self) -> None:
-        versus = summarize(group(rounds=4))[1].vs_first
+        versus = measurements(group(rounds=4))[1].vs_first
         assert versus.ratio == pytest.approx(2.0, rel=0.01)
         assert (versus.low, versus.high) == (None, None)
 
@@ -147,14 +149,14 @@ class TestVersusFirst:
         records = group(rounds=2)
         stalled = make_block(5.0, count=2, round=1, seed=1)
         records[1] = msgspec.structs.replace(records[1], blocks=(records[1].blocks[0], stalled))
-        first, second = summarize(records)
+        first, second = measurements(records)
         assert second.vs_first.ratio == pytest.approx(2.0, rel=0.05)
         assert second.throughput_per_s == pytest.approx(second.vs_first.ratio * first.throughput_per_s)
 
     def test_against_a_failed_first_there_is_nothing(self) -> None:
         first, second = group()
         failed = msgspec.structs.replace(first, failure=Failure(stage="measure", kind="crash", message="gone"))
-        assert summarize([failed, second])[1].vs_first is None
+        assert measurements([failed, second])[1].vs_first is None
 
     def test_memory_falls_back_to_the_resident_set(self) -> None:
         first, second = group()
@@ -165,14 +167,14 @@ class TestVersusFirst:
             )
             for record, rss in ((first, 100), (second, 150))
         ]
-        versus = summarize(on_host)[1].vs_first
+        versus = measurements(on_host)[1].vs_first
         assert versus.memory_change == pytest.approx(0.5)
 
 
 def test_a_failed_run_claims_no_speed_but_says_why() -> None:
     failure = Failure(stage="measure", kind="oom", message="out of memory", traceback="long")
     row = row_of(make_record(failure=failure, stopped="failed"))
-    assert msgspec.to_builtins(row.failure) == {"stage": "measure", "kind": "oom", "message": "out of memory"}
+    assert row.failure.line == "oom at measure: out of memory"
     assert (row.throughput_per_s, row.latency_s, row.vs_first) == (None, None, None)
     assert row.verdict.labels == ("invalid",)
     assert row.memory is not None
