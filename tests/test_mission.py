@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -514,7 +515,7 @@ def test_row_18_vendor_profilers_are_driven_read_and_named_where_absent(
         assert (result.exit_code, f"{absent} is not installed" in result.stderr) == (2, True)
     (tmp_path / "ncu").write_text(FAKE_NCU.format(python=sys.executable, table=VENDORS["ncu"]))
     (tmp_path / "ncu").chmod(0o755)
-    monkeypatch.setattr(TOOLS.get("ncu"), "devices", ("cpu",))
+    monkeypatch.setitem(TOOLS._entries, "ncu", replace(TOOLS.get("ncu"), devices=("cpu",)))
     found = told("profile", f"{own}:make", "--tool", "ncu", *CPU)
     assert [row["name"] for row in found["tables"]["kernels"]] == ["gemm"]
 

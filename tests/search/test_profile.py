@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from redline.model.protocol import Profile
 from redline.model.record import Block, Failure, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.search.observer import NoJournal
-from redline.search.vendors import TOOLS, Ncu, RocprofCompute, check_device, find_tool, profile_behind
+from redline.search.vendors import TOOLS, check_device, find_tool, profile_behind
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs.capture import TIMED_BLOCKS, as_profiled, capture
@@ -94,7 +95,7 @@ sys.exit(status)
 class TestBehindAProfiler:
     def test_the_worker_calls_back_leaves_in_peace_and_the_files_are_read(self, commands: Path, tmp_path: Path) -> None:
         command(commands, "ncu", NCU)
-        record, table = profile_behind(SPEC, Ncu(), tmp_path / "out")
+        record, table = profile_behind(SPEC, TOOLS.get("ncu"), tmp_path / "out")
         assert record.failure is None
         assert record.prepared.numerics.method == "skipped"
         assert record.trace.steps == 1
@@ -109,7 +110,7 @@ class TestBehindAProfiler:
     def test_a_profiler_that_gives_up_is_told_in_its_own_words(self, commands: Path, tmp_path: Path) -> None:
         command(commands, "ncu", 'print("==ERROR== no counters today", file=sys.stderr); sys.exit(3)')
         with pytest.raises(DoorError, match="no counters today"):
-            profile_behind(SPEC, Ncu(), tmp_path / "out")
+            profile_behind(SPEC, TOOLS.get("ncu"), tmp_path / "out")
 
     def test_one_that_runs_its_target_again_and_again_gets_a_script(self, commands: Path, tmp_path: Path) -> None:
         body = """
@@ -126,7 +127,7 @@ with open(folder + "/pmc_perf.csv", "w") as file:
     file.write("Kernel_Name,Start_Timestamp,End_Timestamp\\nk,100,250\\n")
 """
         command(commands, "rocprof-compute", body)
-        record, table = profile_behind(SPEC, RocprofCompute(), tmp_path / "out")
+        record, table = profile_behind(SPEC, TOOLS.get("rocprof-compute"), tmp_path / "out")
         assert record.trace is not None
         assert table.kernels[0].total_ns == 150
         assert [reading.name for reading in table.readings] == ["l2_hits"]
@@ -136,27 +137,26 @@ with open(folder + "/pmc_perf.csv", "w") as file:
         command(commands, "rocprof-compute", body)
         broken = RunSpec(workload=WorkloadSpec(model=f"{MISBEHAVING}:raises"), device="cpu")
         with pytest.raises(DoorError, match="this forward"):
-            profile_behind(broken, RocprofCompute(), tmp_path / "out")
+            profile_behind(broken, TOOLS.get("rocprof-compute"), tmp_path / "out")
 
 
 def test_a_tool_beside_the_path_is_found(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(Ncu, "also_in", (str(tmp_path / "b*"),))
+    hidden = replace(TOOLS.get("ncu"), also_in=(str(tmp_path / "b*"),))
     command(commands, "ncu", "")
-    assert find_tool(Ncu()) == str(commands / "ncu")
+    assert find_tool(hidden) == str(commands / "ncu")
 
 
 @pytest.mark.parametrize("name", TOOLS.names())
 def test_a_missing_tool_says_how_to_get_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(TOOLS.get(name), "also_in", ())
     with pytest.raises(UsageError, match=f"{name} is not installed.*install"):
-        find_tool(TOOLS.get(name)())
+        find_tool(replace(TOOLS.get(name), also_in=()))
 
 
 def test_a_tool_for_another_device_is_refused(commands: Path) -> None:
     command(commands, "ncu", "")
-    assert find_tool(Ncu()) == str(commands / "ncu")
-    check_device(Ncu(), "cuda:1")
+    assert find_tool(TOOLS.get("ncu")) == str(commands / "ncu")
+    check_device(TOOLS.get("ncu"), "cuda:1")
     with pytest.raises(UsageError, match="would run on cpu"):
-        check_device(Ncu(), "cpu")
+        check_device(TOOLS.get("ncu"), "cpu")

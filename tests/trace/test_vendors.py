@@ -41,10 +41,6 @@ NCU_DETAILS = (
     '"0","9","gemm","Occupancy","Achieved Occupancy","%","25",""\n'
     '"1","9","relu","GPU Speed Of Light Throughput","Duration","ns","900",""\n'
 )
-NCU_RAW = (
-    '"ID","Kernel Name","gpu__time_duration.sum","lts__t_sector_hit_rate.pct"\n"","","us","%"\n'
-    '"0","gemm","1,250.5","60"\n"1","gemm","1","40"\n'
-)
 NCU_HEADER = '==PROF== Connected\n"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 NCU = (
     NCU_HEADER + '"0","9","gemm","gpu__time_duration.sum","usecond","1,205"\n'
@@ -90,7 +86,6 @@ def kernels_of(path: Path) -> tuple[str, dict[str, tuple[int, int]]]:
         ("\ufeff" + ROCPROF_STATS, "rocprof", {"Cijk_A(x, y)": (4, 4000), "relu": (2, 1000)}),
         (NCU, "ncu", {"gemm": (1, 1_205_000), "add": (2, 100_000)}),
         (NCU_DETAILS, "ncu", {"gemm": (1, 12_500), "relu": (1, 900)}),
-        (NCU_RAW, "ncu", {"gemm": (2, 1_251_500)}),
         (ROCPROFV3_JSON, "rocprofv3", {"gemm": (1, 30), "kernel 8": (1, 10)}),
     ],
     ids=[
@@ -103,7 +98,6 @@ def kernels_of(path: Path) -> tuple[str, dict[str, tuple[int, int]]]:
         "with a byte order mark",
         "ncu",
         "ncu details",
-        "ncu raw",
         "rocprofv3 json",
     ],
 )
@@ -123,8 +117,8 @@ def test_a_packed_table_of_rocprof_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [ROCPROF_STATS, ROCPROFV2_TRACE, ROCPROFV3_STATS, ROCPROFV3_COUNTERS, NSYS_STATS, NCU, NCU_RAW],
-    ids=["rocprof", "rocprofv2", "rocprofv3 stats", "rocprofv3 counters", "nsys", "ncu", "ncu raw"],
+    [ROCPROF_STATS, ROCPROFV2_TRACE, ROCPROFV3_STATS, ROCPROFV3_COUNTERS, NSYS_STATS, NCU],
+    ids=["rocprof", "rocprofv2", "rocprofv3 stats", "rocprofv3 counters", "nsys", "ncu"],
 )
 def test_renamed_columns_an_empty_file_and_a_header_alone_are_one_clear_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file.csv"
@@ -163,7 +157,7 @@ def test_counters_of_rocm_are_shares_weighted_by_time(tmp_path: Path) -> None:
 
 def test_counters_in_ncus_own_words(tmp_path: Path) -> None:
     path = tmp_path / "details.csv"
-    path.write_text(NCU_DETAILS, encoding="utf-16")
+    path.write_text(NCU_DETAILS)
     found = {one.name: one.value for one in counters_of(read_file(path)[1].readings, [])}
     assert found == {"bandwidth": pytest.approx(0.405), "occupancy": pytest.approx(0.25)}
 
@@ -197,9 +191,7 @@ def test_databases_of_nsys_and_of_rocm_7(tmp_path: Path) -> None:
     [
         (b'{"traceEvents": []}', "is a timeline: read it with 'redline profile"),
         (b'{"a": 1}', "none that Redline knows"),
-        (b"\n\x8f\x01\x08\x00", "Perfetto protobuf"),
-        (b"\x89PNG\r\n\x1a\n\x00\x00", "is a picture"),
-        (b"\x7fELF\x00\x01", "is a binary file"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "is no kernel table Redline knows"),
         (ROCPROFV3_STATS.splitlines()[0].encode(), "has the columns of rocprof --stats and no row"),
         (ROCPROFV3_STATS[:100].encode(), "has the columns of rocprof --stats and no row"),
         (ROCPROF_STATS.replace("TotalDurationNs", "Total").encode(), "its column 'TotalDurationNs' is missing"),
@@ -278,7 +270,7 @@ def read(tool: str, folder: Path, file: str, text: str) -> dict[str, tuple[int, 
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    return {row.name: (row.calls, row.total_ns) for row in TOOLS.get(tool)().read(folder).kernels}
+    return {row.name: (row.calls, row.total_ns) for row in TOOLS.get(tool).read(folder).kernels}
 
 
 @pytest.mark.parametrize(
@@ -303,23 +295,23 @@ def test_a_tool_reads_its_own_files(
 def test_statistics_are_preferred_and_what_a_table_covers_is_told(tmp_path: Path) -> None:
     read("rocprofv3", tmp_path, "a_kernel_trace.csv", ROCPROFV2_TRACE)
     assert read("rocprofv3", tmp_path, "a_kernel_stats.csv", ROCPROFV3_STATS) == {"gemm": (3, 900)}
-    (told,) = TOOLS.get("rocprofv3")().read(tmp_path).notes
+    (told,) = TOOLS.get("rocprofv3").read(tmp_path).notes
     assert "the whole worker" in str(told)
 
 
 def test_tools_look_only_where_they_are_told_to(tmp_path: Path) -> None:
-    words = TOOLS.get("ncu")().prefix(tmp_path)
+    words = TOOLS.get("ncu").prefix(tmp_path)
     assert words[words.index("--profile-from-start") + 1] == "off"
     assert words[words.index("--clock-control") + 1] == "none"
-    nsys = TOOLS.get("nsys")()
+    nsys = TOOLS.get("nsys")
     assert "--capture-range-end=stop" in nsys.prefix(tmp_path)  # else it ends the worker with the range
-    assert str(tmp_path / "report.nsys-rep") in nsys.follow_ups(tmp_path)[0].command
-    assert TOOLS.get("rocprofv3")().prefix(tmp_path)[-1] == "--"
+    assert str(tmp_path / "report.nsys-rep") in nsys.follow_ups(tmp_path)
+    assert TOOLS.get("rocprofv3").prefix(tmp_path)[-1] == "--"
 
 
 def test_counters_are_weighted_by_time_and_carry_their_meaning(tmp_path: Path) -> None:
     read("ncu", tmp_path, "ncu.csv", NCU)
-    table = TOOLS.get("ncu")().read(tmp_path)
+    table = TOOLS.get("ncu").read(tmp_path)
     found = {(one.name, one.kernel): one for one in counters_of(table.readings, ["add"])}
     overall = found[("bandwidth", None)]
     assert overall.value == pytest.approx((0.9 * 1205 + 0.4 * 95) / 1300)
@@ -339,8 +331,8 @@ def test_counters_are_weighted_by_time_and_carry_their_meaning(tmp_path: Path) -
         ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "run as root"),
         ("==PROF== Connected\n==ERROR== Failed to do it\n", "Failed to do it"),
         ("==WARNING== No kernels were profiled.\n", "No kernels were profiled"),
-        (NCU_HEADER, "nothing about why"),
-        ("", "nothing about why"),
+        (NCU_HEADER, "no kernel was recorded"),
+        ("", "no kernel was recorded"),
     ],
 )
 def test_no_kernels_come_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
@@ -367,7 +359,7 @@ Analysis mode = cli
 def test_counters_in_the_analysis_of_rocprof_compute(tmp_path: Path) -> None:
     (tmp_path / "analysis.txt").write_text(ANALYSIS)
     read("rocprof-compute", tmp_path, "workload/MI300X/pmc_perf.csv", ROCPROFV2_TRACE)
-    table = TOOLS.get("rocprof-compute")().read(tmp_path)
+    table = TOOLS.get("rocprof-compute").read(tmp_path)
     found = {one.name: one for one in counters_of(table.readings, [])}
     assert {name: one.verdict for name, one in found.items()} == {
         "bandwidth": "memory-bound",
@@ -390,7 +382,7 @@ def test_files_that_are_missing_or_nonsense_are_told_in_one_line(
         for name in (*names, "analysis.txt"):
             (tmp_path / name).write_text(content)
     with pytest.raises(TraceError) as caught:
-        TOOLS.get(tool)().read(tmp_path)
+        TOOLS.get(tool).read(tmp_path)
     assert "\n" not in str(caught.value)
 
 

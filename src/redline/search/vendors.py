@@ -11,7 +11,7 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import msgspec
 
@@ -29,41 +29,39 @@ from redline.trace.vendors import DURATION, SHARES, TRAFFIC, VendorTable, counte
 
 
 @dataclass(frozen=True)
-class FollowUp:
-    """A command to run after the profiled program has ended, and the file that takes what it prints."""
-
-    command: tuple[str, ...]
-    output: Path
-
-
 class VendorTool:
     """A profiler in front of a worker. In its words, `{folder}` is the folder into which all files go."""
 
-    name: ClassVar[str]
-    devices: ClassVar[tuple[str, ...]]
+    name: str
+    devices: tuple[str, ...]
     """Kinds of device it looks at."""
-    how_to_get: ClassVar[str]
-    also_in: ClassVar[tuple[str, ...]] = ()
-    """Folders, as patterns, where it is often installed without being on the PATH."""
-    steps: ClassVar[int] = 3
-    """How many steps it is shown."""
-    replays: ClassVar[bool] = False
-    """Runs its target several times from the beginning, so that no connection to it can be kept."""
-    exit_timeout_s: ClassVar[float] = 300.0
-    """The tool has so long to write its files once the worker has left."""
-    words: ClassVar[str] = ""
+    how_to_get: str
+    words: str
     """These words stand in front of the worker's command."""
-    files: ClassVar[tuple[str, ...]] = ()
+    files: tuple[str, ...]
     """Patterns of the files with its table; the first that holds kernels counts."""
-    remark: ClassVar[str] = ""
+    also_in: tuple[str, ...] = ()
+    """Folders, as patterns, where it is often installed without being on the PATH."""
+    steps: int = 3
+    """How many steps it is shown."""
+    replays: bool = False
+    """Runs its target several times from the beginning, so that no connection to it can be kept."""
+    exit_timeout_s: float = 300.0
+    """The tool has so long to write its files once the worker has left."""
+    remark: str = ""
     """Says what to know about its table."""
+    follow_up: str = ""
+    """This command is run after the profiled program has ended; `{counted}` is the folder of its counters."""
+    output: str = ""
+    """The file that takes what it prints."""
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         return tuple(word.format(folder=folder) for word in self.words.split())
 
-    def follow_ups(self, folder: Path) -> list[FollowUp]:
+    def follow_ups(self, folder: Path) -> tuple[str, ...]:
         """Returns what turns its own files into readable ones."""
-        return []
+        counted = next((path.parent for path in sorted(folder.rglob("pmc_perf.csv"))), folder / "workload")
+        return tuple(word.format(folder=folder, counted=counted) for word in self.follow_up.split())
 
     def read(self, folder: Path) -> VendorTable:
         """Raises `TraceError` when it wrote nothing of use, with the reason it gave."""
@@ -71,120 +69,87 @@ class VendorTool:
         for path in paths:
             if (found := kernel_table(text_of(path), path.name)) is not None:
                 own = (note("profiler", self.remark.format(folder=folder)),) if self.remark else ()
-                return replace(found[1], notes=(*found[1].notes, *own))
-        raise TraceError(f"{self.name} reports no kernels: {self.reason(paths)}; see {folder}")
-
-    def reason(self, paths: list[Path]) -> str:
-        return "no kernel was recorded" if paths else "it wrote no table"
-
-
-TOOLS: Registry[type[VendorTool]] = Registry("profiler", group="redline.profilers")
-"""Those of the house are below; other packages register a class under the entry-point group."""
-
-
-@TOOLS.register("ncu")
-class Ncu(VendorTool):
-    """Hardware counters of every kernel. Each kernel is run several times, so its times are its own."""
-
-    name = "ncu"
-    devices = ("cuda",)
-    also_in = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
-    how_to_get = "install Nsight Compute (it comes with the CUDA toolkit, or developer.nvidia.com/nsight-compute)"
-    steps = 1
-    # By default clocks are held at their base, where nothing runs as fast as in real life.
-    words = (
-        "ncu --csv --log-file {folder}/ncu.csv --target-processes all --clock-control none --profile-from-start off "
-        f"--metrics {','.join((DURATION, TRAFFIC, *SHARES))}"
-    )
-    files = ("ncu.csv",)
-
-    def reason(self, paths: list[Path]) -> str:
+                analysed = folder / self.output if self.replays else None
+                readings = list(counters_in(text_of(analysed))) if analysed is not None else found[1].readings
+                return replace(found[1], notes=(*found[1].notes, *own), readings=readings)
         text = "".join(map(text_of, paths))
-        if "ERR_NVGPUCTRPERM" in text:
-            return (
-                "the driver keeps its counters for administrators (ERR_NVGPUCTRPERM): run as root, give the container "
-                "CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-            )
-        marked = [
-            line.strip() for mark in ("==ERROR==", "==WARNING==") for line in text.splitlines() if line.startswith(mark)
-        ]
-        return (marked or ["it says nothing about why"])[0]
+        said = (line.strip() for line in text.splitlines() if line.startswith(("==ERROR==", "==WARNING==")))
+        reason = (
+            _NO_COUNTERS
+            if "ERR_NVGPUCTRPERM" in text
+            else next(said, "no kernel was recorded" if paths else "it wrote no table")
+        )
+        raise TraceError(f"{self.name} reports no kernels: {reason}; see {folder}")
 
 
-@TOOLS.register("nsys")
-class Nsys(VendorTool):
-    """A timeline of the whole process."""
-
-    name = "nsys"
-    devices = ("cuda",)
-    also_in = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems*/*/bin")
-    how_to_get = "install Nsight Systems (package nsight-systems-cli, or developer.nvidia.com/nsight-systems)"
-    # Without the end of the range being told, it would end the worker together with the range.
-    words = (
-        "nsys profile --trace=cuda,nvtx --sample=none --capture-range=cudaProfilerApi --capture-range-end=stop "
-        "--cuda-graph-trace=node --force-overwrite=true --output {folder}/report"
-    )
-    files = ("kernels.csv",)
-    remark = "open {folder}/report.nsys-rep in Nsight Systems for the timeline"
-
-    def follow_ups(self, folder: Path) -> list[FollowUp]:
-        words = ["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", "--force-export=true"]
-        return [FollowUp((*words, str(folder / "report.nsys-rep")), folder / "kernels.csv")]
+_NO_COUNTERS = (
+    "the driver keeps its counters for administrators (ERR_NVGPUCTRPERM): run as root, give the container "
+    "CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+)
+TOOLS: Registry[VendorTool] = Registry("profiler", group="redline.profilers")
+"""Those of the house are below; other packages register theirs under the entry-point group."""
 
 
-class RocmTool(VendorTool):
-    """ROCm's profilers have this in common. They cannot be told when to record."""
-
-    devices = ("rocm",)
-    also_in = ("/opt/rocm/bin",)
-    how_to_get = "install the ROCm package rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
-    steps = 20
+def _of_rocm(name: str, words: str, *files: str, package: str = "rocprofiler-sdk", **more: Any) -> None:
+    """ROCm's profilers cannot be told when to record."""
     remark = "the table covers the whole worker, with building and warm-up: this tool cannot be told when to record"
+    more = {"steps": 20, "remark": remark, "also_in": ("/opt/rocm/bin",), **more}
+    TOOLS.register(name)(
+        VendorTool(name, ("rocm",), f"install the ROCm package {package}", f"{name} {words}", files, **more)
+    )
 
 
-@TOOLS.register("rocprof")
-class Rocprof(RocmTool):
-    name = "rocprof"
-    words = "rocprof --stats -o {folder}/results.csv"
-    files = ("results.stats.csv",)
-
-
-@TOOLS.register("rocprofv2")
-class Rocprofv2(RocmTool):
-    name = "rocprofv2"
-    # Its timelines for Perfetto are protobuf; the file plug-in writes the same dispatches as text.
-    words = "rocprofv2 --kernel-trace --plugin file -d {folder} -o results"
-    files = ("*.csv",)
-
-
-@TOOLS.register("rocprofv3")
-class Rocprofv3(RocmTool):
-    name = "rocprofv3"
-    how_to_get = "install the ROCm package rocprofiler-sdk"
-    # Without the format ROCm 7 writes a database instead.
-    words = "rocprofv3 --kernel-trace --stats --output-format csv -d {folder} -o results --"
-    files = ("*kernel_stats.csv", "*kernel_trace.csv")
-
-
-@TOOLS.register("rocprof-compute")
-class RocprofCompute(RocmTool):
-    """It runs its target once for each group of counters, so the worker follows a script instead of a desk."""
-
-    name = "rocprof-compute"
-    how_to_get = "install the ROCm package rocprofiler-compute, and its Python requirements"
-    steps = 1
-    replays = True
-    words = "rocprof-compute profile -n redline -p {folder}/workload --"
-    files = ("pmc_perf.csv",)
-
-    def follow_ups(self, folder: Path) -> list[FollowUp]:
-        where = next((path.parent for path in sorted(folder.rglob("pmc_perf.csv"))), folder / "workload")
-        command = ("rocprof-compute", "analyze", "-p", str(where), "-b", "2", "3", "4")
-        return [FollowUp(command, folder / "analysis.txt")]
-
-    def read(self, folder: Path) -> VendorTable:
-        table = super().read(folder)
-        return replace(table, readings=list(counters_in(text_of(folder / "analysis.txt"))))
+TOOLS.register("ncu")(
+    # Hardware counters of every kernel, which is run several times. By default clocks are held at their base, where nothing
+    # runs as fast as in real life.
+    VendorTool(
+        "ncu",
+        ("cuda",),
+        "install Nsight Compute (it comes with the CUDA toolkit, or developer.nvidia.com/nsight-compute)",
+        "ncu --csv --log-file {folder}/ncu.csv --target-processes all --clock-control none --profile-from-start off "
+        f"--metrics {','.join((DURATION, TRAFFIC, *SHARES))}",
+        ("ncu.csv",),
+        also_in=("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*"),
+        steps=1,
+    )
+)
+TOOLS.register("nsys")(
+    # A timeline of the whole process. Without the end of the range being told, it would end the worker together with the range.
+    VendorTool(
+        "nsys",
+        ("cuda",),
+        "install Nsight Systems (package nsight-systems-cli, or developer.nvidia.com/nsight-systems)",
+        "nsys profile --trace=cuda,nvtx --sample=none --capture-range=cudaProfilerApi --capture-range-end=stop "
+        "--cuda-graph-trace=node --force-overwrite=true --output {folder}/report",
+        ("kernels.csv",),
+        also_in=("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems*/*/bin"),
+        remark="open {folder}/report.nsys-rep in Nsight Systems for the timeline",
+        follow_up="nsys stats --report cuda_gpu_kern_sum --format csv --force-export=true {folder}/report.nsys-rep",
+        output="kernels.csv",
+    )
+)
+_OLDER = "rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
+_of_rocm("rocprof", "--stats -o {folder}/results.csv", "results.stats.csv", package=_OLDER)
+# Its timelines for Perfetto are protobuf; the file plug-in writes the same dispatches as text.
+_of_rocm("rocprofv2", "--kernel-trace --plugin file -d {folder} -o results", "*.csv", package=_OLDER)
+# Without the format ROCm 7 writes a database instead.
+_of_rocm(
+    "rocprofv3",
+    "--kernel-trace --stats --output-format csv -d {folder} -o results --",
+    "*kernel_stats.csv",
+    "*kernel_trace.csv",
+)
+# It runs its target once for each group of counters, so the worker follows a script instead of a desk.
+_of_rocm(
+    "rocprof-compute",
+    "profile -n redline -p {folder}/workload --",
+    "pmc_perf.csv",
+    package="rocprofiler-compute, and its Python requirements",
+    steps=1,
+    replays=True,
+    follow_up="rocprof-compute analyze -p {counted} -b 2 3 4",
+    output="analysis.txt",
+)
 
 
 SCRIPT_TIMEOUT_S = 3600.0
@@ -224,8 +189,8 @@ def profile_behind(
     if record.failure is not None:
         return record, None
     observer.progress(record, Progress(stage="reading", detail=tool.name))
-    for follow_up in tool.follow_ups(folder):
-        run_after((command, *follow_up.command[1:]), follow_up.output)
+    if follow_up := tool.follow_ups(folder):
+        run_after((command, *follow_up[1:]), folder / tool.output)
     return record, tool.read(folder)
 
 

@@ -38,11 +38,9 @@ _TOLD_BY = ("Functor", "Op", "_kernel", "Epilogue", "KernelImpl")
 """A name without any of these has no telling word."""
 WORDS: dict[str, Any] = tomllib.loads((files("redline.trace") / "data" / "kernels.toml").read_text("utf-8"))
 """Says what the words in names tell."""
-_GENERIC, _NAMESPACES, _WRAPPERS, _BUILT_IN = (
+_GENERIC, _NAMESPACES, _WRAPPERS, _TYPES = (
     frozenset(WORDS["names"][kind].split()) for kind in ("generic", "namespaces", "wrappers", "types")
 )
-_TYPES = _BUILT_IN | {re.sub(r"\d", "0", word) for word in _BUILT_IN}
-"""Also with every digit a 0: so names that differ only in numbers are looked at."""
 
 
 class Parts(NamedTuple):
@@ -74,7 +72,8 @@ def parts_of(name: str) -> Parts:
         return Parts(plain[:paren].rstrip().rpartition(" ")[2] or plain)
     head = plain[:angle]
     if head.endswith("enable_if"):  # the type that the function returns; its name comes later
-        return _after_return_type(plain)
+        begin = plain.find(" ", _closing(plain, angle, ">::"))
+        return parts_of(plain[begin + 1 :]) if begin >= 0 else Parts(plain)
     return Parts(head.rpartition(" ")[2] or plain, plain[angle : _closing(plain, angle)])
 
 
@@ -115,23 +114,9 @@ def _closing(plain: str, opening: int, closing: str = ">(") -> int:
     # Counted by `str`, not bracket by bracket: that would take most of the time of reading a name.
     end, limit = opening, opening + _LONGEST_TEMPLATE
     while (end := plain.find(closing, end + 1, limit)) >= 0:
-        if _is_balanced(plain, opening, end + 1):
+        if plain.count("<", opening, end) <= plain.count(">", opening, end + 1) - plain.count("->", opening, end + 1):
             return end
-    if len(plain) > limit:
-        return limit
-    end = plain.rfind(">", opening)
-    return end if end > 0 and _is_balanced(plain, opening, end + 1) else limit
-
-
-def _is_balanced(plain: str, begin: int, end: int) -> bool:
-    closed = plain.count(">", begin, end) - plain.count("->", begin, end)
-    return plain.count("<", begin, end) <= closed
-
-
-def _after_return_type(plain: str) -> Parts:
-    """Returns the function of `std::enable_if<…>::type ns::function<…>(…)`."""
-    begin = plain.find(" ", _closing(plain, plain.find("<"), ">::"))
-    return parts_of(plain[begin + 1 :]) if begin >= 0 else Parts(plain)
+    return min(limit, len(plain))
 
 
 def _functor(parts: Parts, base: str) -> str:
@@ -217,28 +202,6 @@ class Described(msgspec.Struct, frozen=True, gc=False):
     is_softmax: bool = False
 
 
-_ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
-_NUMBERS_TELL: frozenset[KernelClass] = frozenset(("copy", "matmul", "convolution", "fft"))
-"""In these classes numbers in names tell something, as in `tf32`, `fft2d` and `nchw2nhwc`; in the others they only tell one generated kernel from the next."""
-
-
-@lru_cache(maxsize=1 << 18)
-def describe(name: str) -> Described:
-    text = name[:LONGEST_NAME]
-    if text.startswith("_Z"):  # mangled: numbers are the lengths of words
-        return _described(text, _class_of(text))
-    told = _numbers_aside(text.encode("utf-8", "surrogatepass").translate(_ANY_DIGIT))
-    return _described(text, told.kernel_class) if told.kernel_class in _NUMBERS_TELL else told
-
-
-@lru_cache(maxsize=1 << 12)
-def _numbers_aside(masked: bytes) -> Described:
-    """Return what all names tell that differ only in numbers. Bytes are masked in a tenth of the time of a text."""
-    text = masked.decode("utf-8", "surrogatepass")
-    kind = _class_of(text)
-    return _told(kernel_class=kind) if kind in _NUMBERS_TELL else _described(text, kind)
-
-
 _LOOKED_AT = 400
 _MARKS = [
     (mark, rule.get("classes", CLASSES), re.compile(rule["rule"]), re.compile(rule.get("unless", "(?!)")))
@@ -246,13 +209,14 @@ _MARKS = [
 ]
 
 
-def _described(text: str, kind: KernelClass) -> Described:
-    head = text[:_LOOKED_AT].lower()
-    marks = (
-        (mark, kind in classes and rule.search(head) is not None and unless.search(head) is None)
+@lru_cache(maxsize=1 << 18)
+def describe(name: str) -> Described:
+    kind, head = _class_of(name[:LONGEST_NAME]), name[:_LOOKED_AT].lower()
+    marks = {
+        mark: kind in classes and rule.search(head) is not None and unless.search(head) is None
         for mark, classes, rule, unless in _MARKS
-    )
-    return _told(kernel_class=kind, **dict(marks))
+    }
+    return _told(kernel_class=kind, **marks)
 
 
 _told = cache(Described)

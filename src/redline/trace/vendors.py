@@ -15,7 +15,7 @@ import re
 import sqlite3
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -132,9 +132,7 @@ LARGEST_FILE_BYTES = 512 << 20
 HEADER_LINES = 200
 """A header is looked for among so many lines, to say what a file is like."""
 KNOWN = "rocprof, rocprofv2 or rocprofv3 (CSV, JSON, rocpd), nsys (stats CSV, SQLite) or ncu (CSV)"
-GZIP, SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
-_WIDE = (b"\xff\xfe", b"\xfe\xff")
-"""UTF-16, as some shells redirect."""
+GZIP, SQLITE = b"\x1f\x8b", "SQLite format 3"
 
 
 @dataclass(frozen=True)
@@ -167,27 +165,22 @@ def _call(name: str, duration: float) -> NamedTime:
 
 def text_of(path: Path) -> str:
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise TraceError(f"{path} is larger than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
-        body = path.read_bytes()
-        if body.startswith(GZIP):
-            with gzip.open(io.BytesIO(body)) as file:
-                body = file.read(LARGEST_FILE_BYTES + 1)
-            if len(body) > LARGEST_FILE_BYTES:
-                raise TraceError(f"{path} unpacks to more than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
-        return body.decode("utf-16" if body.startswith(_WIDE) else "utf-8-sig", errors="replace")
+        with path.open("rb") as file, gzip.open(file) if file.peek(2)[:2] == GZIP else file as body:
+            text = body.read(LARGEST_FILE_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path} is a gzip archive that cannot be unpacked: {error}") from None
     except FileNotFoundError:
         raise TraceError(f"no such file: {path}") from None
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from None
+    if len(text) > LARGEST_FILE_BYTES:
+        raise TraceError(f"{path} is larger than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
+    return text.decode("utf-8-sig", errors="replace").replace("\0", "")
 
 
-def safe_lines(text: str) -> Iterator[str]:
-    # A NUL, or a cell larger than csv allows, would end the reading with an error.
-    limit = csv.field_size_limit()
-    return (line for line in io.StringIO(text.replace("\0", "")) if len(line) < limit)
+def lines_of(text: str) -> Iterator[list[str]]:
+    # A cell larger than csv allows would end the reading with an error.
+    return csv.reader(line for line in io.StringIO(text) if len(line) < csv.field_size_limit())
 
 
 def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
@@ -196,7 +189,7 @@ def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
     A line without any number begins another table, whose rows belong to these only where it names all of them too.
     """
     header: list[str] | None = None
-    for cells in csv.reader(safe_lines(text)):
+    for cells in lines_of(text):
         stripped = [cell.strip() for cell in cells]
         if header is None or (len(cells) == len(header) and all(number(cell) is None for cell in stripped)):
             header = stripped if set(needed) <= set(stripped) else None
@@ -206,11 +199,10 @@ def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
 
 def ends_in_a_row(text: str) -> bool:
     """Returns whether the last line was cut off; a file may end without a line break and be whole."""
-    if text.endswith(("\n", "\r")):
-        return False
     before, last = ["", "", *(line for line in text.splitlines() if line.strip())][-2:]
-    cells = [len(row) for row in csv.reader(safe_lines(f"{before}\n{last}"))]
-    return last.count('"') % 2 == 1 or (len(cells) == 2 and cells[0] > max(cells[1], 1))
+    cells = [len(row) for row in lines_of(f"{before}\n{last}")]
+    is_short = last.count('"') % 2 == 1 or (len(cells) == 2 and cells[0] > max(cells[1], 1))
+    return is_short and not text.endswith(("\n", "\r"))
 
 
 def number(text: str | None) -> float | None:
@@ -229,7 +221,7 @@ _BYTES = {"": 1.0, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte
 def nanoseconds(value: float, unit: str) -> float | None:
     """Returns a time in ns, nsecond, us, usecond, ms, msecond, s or second; a bare number is nanoseconds."""
     word = unit.strip().lower()
-    prefix = next((word[: -len(end)] for end in ("second", "sec", "s") if word.endswith(end)), "n" if not word else "?")
+    prefix = next((word[: -len(end)] for end in ("second", "sec", "s") if word.endswith(end)), "?") if word else "n"
     return value * _SCALES[prefix] if prefix in _SCALES else None
 
 
@@ -249,8 +241,9 @@ class Layout:
     tool: str
     kind: str
     """As people call such a file."""
-    columns: tuple[str, str, str]
-    extremes: tuple[str, str] = ("", "")
+    columns: tuple[str, ...]
+    extremes: tuple[str, ...] = ()
+    """Columns with the shortest and the longest call of a sum; none where each row is one dispatch."""
     unit: str = "ns"
 
     def rows(self, text: str) -> tuple[list[NamedTime], int]:
@@ -262,60 +255,52 @@ class Layout:
             counter = counter or row.get("Counter_Name")
             if row.get("Counter_Name") != counter:
                 continue
-            first, second = (number(row[column]) for column in values)
-            low, high = (number(row.get(column)) for column in self.extremes)
-            if first is None or second is None or (second < first if self.is_dispatch else first < 1):
+            first, second, *extremes = (number(row.get(column)) for column in (*values, *self.extremes))
+            if first is None or second is None or (first < 1 if self.extremes else second < first):
                 lost += 1
-            elif self.is_dispatch:
+            elif not self.extremes:
                 found.append(_call(row[name], second - first))
             else:
                 ns = [
                     None if value is None else round(nanoseconds(value, self.unit) or 0)
-                    for value in (second, low, high)
+                    for value in (second, *extremes)
                 ]
                 found.append(NamedTime(row[name], int(first), ns[0] or 0, ns[1], ns[2]))
         return found, lost
 
-    @property
-    def is_dispatch(self) -> bool:
-        return not self.extremes[0]
-
 
 _STAMPS = (("Start_Timestamp", "End_Timestamp"), ("Begin_Timestamp", "End_Timestamp"), ("BeginNs", "EndNs"))
 _KERNEL_NAMES = ("Kernel_Name", "KernelName")
-NSYS = tuple(
-    Layout(
-        "nsys", "nsys stats", ("Name", "Instances", f"Total Time ({unit})"), (f"Min ({unit})", f"Max ({unit})"), unit
-    )
-    for unit in ("ns", "us", "μs", "ms", "s")  # as `nsys stats --timeunit` was told
-)
-STATISTICS = Layout("rocprof", "rocprof --stats", ("Name", "Calls", "TotalDurationNs"), ("MinNs", "MaxNs"))
-DISPATCHES = tuple(
-    Layout("rocprof", "a kernel trace of rocprof", (name, *stamps)) for stamps in _STAMPS for name in _KERNEL_NAMES
-)
-LAYOUTS = (*NSYS, STATISTICS, *DISPATCHES)
 NCU_COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Value")
+LAYOUTS = (
+    *(
+        Layout(
+            "nsys",
+            "nsys stats",
+            ("Name", "Instances", f"Total Time ({unit})"),
+            (f"Min ({unit})", f"Max ({unit})"),
+            unit,
+        )
+        for unit in ("ns", "us", "μs", "ms", "s")  # as `nsys stats --timeunit` was told
+    ),
+    Layout("rocprof", "rocprof --stats", ("Name", "Calls", "TotalDurationNs"), ("MinNs", "MaxNs")),
+    *(Layout("rocprof", "a kernel trace of rocprof", (name, *stamps)) for stamps in _STAMPS for name in _KERNEL_NAMES),
+)
 
 
 def kernel_table(text: str, source: str = "") -> tuple[str, VendorTable] | None:
     """Returns the tool that wrote a text, and its table; None where no row of a kernel can be read."""
-    if (found := read_ncu(text)) is not None:
-        return "ncu", _without(found, source, int(ends_in_a_row(text)))
-    for layout in LAYOUTS:
+    tool, found, lost = "ncu", read_ncu(text), int(ends_in_a_row(text))
+    for layout in LAYOUTS if found is None else ():
         rows, lost = layout.rows(text)
         if rows:
-            readings, notes = _rocm_counters(text) if layout.is_dispatch else ([], ())
-            return layout.tool, _without(VendorTable(added_up(rows), readings, notes), source, lost)
-    return None
-
-
-def _without(table: VendorTable, source: str, lost: int) -> VendorTable:
-    """The table with a note of the rows that are missing in it."""
-    if not lost:
-        return table
-    rows = counted(lost, "row")
-    told = f"{rows} of {source} could not be read and {'are' if lost > 1 else 'is'} left out: the file is cut off or damaged"
-    return replace(table, notes=(*table.notes, note("profiler", told)))
+            readings, notes = ([], ()) if layout.extremes else _rocm_counters(text)
+            tool, found = layout.tool, VendorTable(added_up(rows), readings, notes)
+            break
+    if found is None:
+        return None
+    told = f"{counted(lost, 'row')} of {source} could not be read and left out: the file is cut off or damaged"
+    return tool, replace(found, notes=(*found.notes, note("profiler", told))) if lost else found
 
 
 ROCM_COUNTERS: dict[str, CounterName] = {
@@ -334,19 +319,18 @@ def _rocm_counters(text: str) -> tuple[list[Reading], tuple[Note, ...]]:
         for row in rows_under(text, (kernel,)):
             told = {row["Counter_Name"]: row.get("Counter_Value")} if "Counter_Name" in row else row
             unknown |= told.keys() - ROCM_COUNTERS.keys() if told is not row else set()
-            for metric, name in ROCM_COUNTERS.items():
-                if (value := number(told.get(metric))) is not None:
-                    readings.append(Reading(name, metric, row[kernel], value / 100, _dispatch_ns(row)))
-    if not unknown:
-        return readings, ()
+            stamps = ((number(row.get(start)), number(row.get(end))) for start, end in _STAMPS)
+            # Where the file has no times, all dispatches weigh the same.
+            weight = next(
+                (max(end - start, 0.0) for start, end in stamps if start is not None and end is not None), 1.0
+            )
+            readings += [
+                Reading(name, metric, row[kernel], value / 100, weight)
+                for metric, name in ROCM_COUNTERS.items()
+                if (value := number(told.get(metric))) is not None
+            ]
     text = f"not explained here: {', '.join(sorted(unknown)[:6])}; ask the profiler for {', '.join(ROCM_COUNTERS)}"
-    return readings, (note("profiler", text),)
-
-
-def _dispatch_ns(row: Mapping[str, str]) -> float:
-    """Nanoseconds of the dispatch; 1 where the file has no times."""
-    stamps = ((number(row.get(start)), number(row.get(end))) for start, end in _STAMPS)
-    return next((end - start for start, end in stamps if start is not None and end is not None and end >= start), 1.0)
+    return readings, (note("profiler", text),) if unknown else ()
 
 
 # Nsight Compute
@@ -365,28 +349,21 @@ _METRICS: dict[str, Callable[[float, str], float | None]] = {
     TRAFFIC: size_in_bytes,
     **dict.fromkeys(SHARES, lambda value, unit: value / 100),
 }
-_IN_WORDS = {
-    "Duration": DURATION,
-    "DRAM Throughput": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "Achieved Occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "L1/TEX Hit Rate": "l1tex__t_sector_hit_rate.pct",
-    "L2 Hit Rate": "lts__t_sector_hit_rate.pct",
-    "Compute (SM) Throughput": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-}
+_WORDS = ("DRAM Throughput", "Achieved Occupancy", "L1/TEX Hit Rate", "L2 Hit Rate", "Compute (SM) Throughput")
+_IN_WORDS = {"Duration": DURATION, **dict(zip(_WORDS, SHARES, strict=True))}
 """Metrics as the sections of ncu's own report call them, where no metric was asked for by name."""
 
 
 def read_ncu(text: str) -> VendorTable | None:
     """The table in ncu's CSV; None where the text is something else."""
-    calls: dict[tuple[str, ...], tuple[str, dict[str, float]]] = {}
-    for key, kernel, metric, cell, unit in (*_ncu_rows(text), *_raw_ncu_rows(text)):
-        _, metrics = calls.setdefault(key, (kernel, {}))
-        value = number(cell)
-        if metric in _METRICS and value is not None and (told := _METRICS[metric](value, unit)) is not None:
-            metrics[metric] = told
+    calls: dict[tuple[str, str], tuple[str, dict[str, float]]] = {}
+    for row in rows_under(text, NCU_COLUMNS):
+        metric, value = _IN_WORDS.get(row["Metric Name"], row["Metric Name"]), number(row["Metric Value"])
+        _, metrics = calls.setdefault((row.get("Process ID", ""), row["ID"]), (row["Kernel Name"], {}))
+        if metric in _METRICS and value is not None:
+            told = _METRICS[metric](value, row.get("Metric Unit", ""))
+            metrics |= {} if told is None else {metric: told}
     times = [_call(name, metrics[DURATION]) for name, metrics in calls.values() if DURATION in metrics]
-    if not times:
-        return None
     readings = [
         Reading(SHARES.get(metric, "traffic"), metric, kernel, value, metrics.get(DURATION, 0.0))
         for kernel, metrics in calls.values()
@@ -394,99 +371,37 @@ def read_ncu(text: str) -> VendorTable | None:
         if metric != DURATION
     ]
     how = "ncu runs each kernel by itself, several times and with cold caches: times differ from those of a step"
-    return VendorTable(added_up(times), readings, (note("profiler", how),))
-
-
-_Cell = tuple[tuple[str, ...], str, str, str | None, str]
-"""It holds which call it is of, its kernel, the metric, its value and unit."""
-
-
-def _ncu_rows(text: str) -> Iterator[_Cell]:
-    for row in rows_under(text, NCU_COLUMNS):
-        metric = _IN_WORDS.get(row["Metric Name"], row["Metric Name"])
-        key = (row.get("Process ID", ""), row["ID"])
-        yield key, row["Kernel Name"], metric, row["Metric Value"], row.get("Metric Unit", "")
-
-
-def _raw_ncu_rows(text: str) -> Iterator[_Cell]:
-    """`ncu --csv --page raw`: one row per call, a column per metric, and a row of units below the header."""
-    header: list[str] = []
-    units: dict[str, str] = {}
-    for index, cells in enumerate(csv.reader(safe_lines(text))):
-        row = dict(zip(header, cells, strict=False)) if len(cells) == len(header) else {}
-        if not header and {"ID", "Kernel Name", DURATION} <= set(cells):
-            header = cells
-        elif row and not units:
-            units = row
-        elif row:
-            yield from (
-                (("raw", str(index)), row["Kernel Name"], metric, row.get(metric), units.get(metric, ""))
-                for metric in _METRICS
-            )
+    return VendorTable(added_up(times), readings, (note("profiler", how),)) if times else None
 
 
 # Whole files
 
+_EXPORTS = {
+    ".nsys-rep": "is a report of nsys: 'nsys stats -r cuda_gpu_kern_sum --format csv {path}' makes a table of it",
+    ".ncu-rep": "is a report of ncu: 'ncu --import {path} --csv' makes a table of it",
+}
+
 
 def read_file(path: Path) -> tuple[str, VendorTable]:
     """Returns the tool that wrote a file, and its table. Raises `TraceError` with what was found instead."""
-    head = _head(path)
-    if head.startswith(SQLITE):
-        return _database(path)
-    if head.lstrip()[:1] in (b"{", b"["):
-        return _json(path)
-    if what := _other_kind(path, head):
-        raise TraceError(f"{path} {what}")
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder: name the file in it")
+    if path.suffix in _EXPORTS:
+        raise TraceError(f"{path} {_EXPORTS[path.suffix].format(path=path)}")
     text = text_of(path)
+    if text.startswith(SQLITE):
+        return _database(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return _json(path, text)
     if (found := kernel_table(text, path.name)) is not None:
         return found
     raise TraceError(f"{path} {_nearly(text) if text.strip() else 'is empty'}")
 
 
-_OTHER_KINDS = {
-    b"\x89PNG": "a picture",
-    b"\xff\xd8\xff": "a picture",
-    b"GIF8": "a picture",
-    b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip archive: unpack it first",
-}
-
-
-def _other_kind(path: Path, head: bytes) -> str:
-    """Returns what a file is that no reader here could read; nothing for text."""
-    if path.suffix == ".nsys-rep":
-        return f"is a report of nsys: 'nsys stats -r cuda_gpu_kern_sum --format csv {path}' makes a table of it"
-    if path.suffix == ".ncu-rep":
-        return f"is a report of ncu: 'ncu --import {path} --csv' makes a table of it"
-    if found := next((what for magic, what in _OTHER_KINDS.items() if head.startswith(magic)), None):
-        return f"is {found}; what can be read: {KNOWN}"
-    if head.startswith(_WIDE) or min(head, default=ord(" ")) >= ord("\t"):
-        return ""
-    if head[:1] == b"\n":
-        return (
-            "looks like a Perfetto protobuf trace, which Redline does not read: "
-            "write CSV or JSON instead (rocprofv3 --output-format csv json)"
-        )
-    return f"is a binary file that Redline does not know; what can be read: {KNOWN}"
-
-
-def _head(path: Path) -> bytes:
-    try:
-        if path.is_dir():
-            raise TraceError(f"{path} is a folder: name the file in it")
-        if not path.is_file():
-            raise TraceError(f"no such file: {path}")
-        with path.open("rb") as file:
-            head = file.read(4096)
-        return text_of(path)[:4096].encode() if head.startswith(GZIP) else head
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}") from None
-
-
 def _nearly(text: str) -> str:
     """Why a text is no table: which one it is most like, and what is missing there."""
     kinds = [*((layout.kind, layout.columns) for layout in LAYOUTS), ("ncu --csv", NCU_COLUMNS)]
-    lines = [{cell.strip() for cell in row} for row in islice(csv.reader(safe_lines(text)), HEADER_LINES)]
+    lines = [{cell.strip() for cell in row} for row in islice(lines_of(text), HEADER_LINES)]
     found = [(len(line & set(needed)), kind, needed, line) for line in lines for kind, needed in kinds]
     most, kind, needed, line = max(found, key=lambda one: one[0] / len(one[2]), default=(0, "", (), set()))
     if needed and most == len(needed):
@@ -500,22 +415,31 @@ def _nearly(text: str) -> str:
     return f"is no kernel table Redline knows ({KNOWN}); it begins with {first[:80]!r}"
 
 
-def _json(path: Path) -> tuple[str, VendorTable]:
+def _json(path: Path, text: str) -> tuple[str, VendorTable]:
     try:
-        document = json.loads(text_of(path))
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not whole JSON: {error}") from None
     if isinstance(document, dict) and "rocprofiler-sdk-tool" in document:
-        kernels = added_up(_sdk_dispatches(document["rocprofiler-sdk-tool"]))
-        if not kernels:
-            raise TraceError(f"{path}: rocprofv3 recorded no kernel in it (was --kernel-trace given?)")
-        return "rocprofv3", VendorTable(kernels=kernels)
-    if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
+        return "rocprofv3", _recorded(path, "rocprofv3", _sdk_dispatches(document["rocprofiler-sdk-tool"]))
+    if isinstance(document, list) or "traceEvents" in document:
         raise TraceError(f"{path} is a timeline: read it with 'redline profile {path}'")
     raise TraceError(f"{path} is JSON, but none that Redline knows: {KNOWN}")
 
 
-def _sdk_dispatches(processes: Any) -> Iterator[NamedTime]:
+def _recorded(path: Path, tool: str, calls: Iterable[tuple[Any, Any, Any]]) -> VendorTable:
+    """The table of kernels with when they began and ended."""
+    times = [
+        _call(str(name), ended - began)
+        for name, began, ended in calls
+        if isinstance(began, int | float) and isinstance(ended, int | float) and ended >= began
+    ]
+    if not times:
+        raise TraceError(f"{path}: {tool} recorded no kernel in it (was --kernel-trace given?)")
+    return VendorTable(kernels=added_up(times))
+
+
+def _sdk_dispatches(processes: Any) -> Iterator[tuple[Any, Any, Any]]:
     for process in processes if isinstance(processes, list) else [processes]:
         names = {
             symbol.get("kernel_id"): symbol.get("formatted_kernel_name") or symbol.get("kernel_name")
@@ -523,9 +447,11 @@ def _sdk_dispatches(processes: Any) -> Iterator[NamedTime]:
         }
         for record in _dicts_at(process, "buffer_records", "kernel_dispatch"):
             kernel_id = (record.get("dispatch_info") or {}).get("kernel_id")
-            began, ended = record.get("start_timestamp"), record.get("end_timestamp")
-            if isinstance(began, int) and isinstance(ended, int) and ended >= began:
-                yield _call(str(names.get(kernel_id) or f"kernel {kernel_id}"), ended - began)
+            yield (
+                names.get(kernel_id) or f"kernel {kernel_id}",
+                record.get("start_timestamp"),
+                record.get("end_timestamp"),
+            )
 
 
 def _dicts_at(found: Any, *path: str) -> list[dict[str, Any]]:
@@ -538,9 +464,9 @@ _QUERIES: tuple[tuple[str, set[str], str], ...] = (
     (
         "nsys",
         {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"},
-        'SELECT s.value, k."end" - k.start FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName',
+        'SELECT s.value, k.start, k."end" FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName',
     ),
-    ("rocprofv3", {"kernels"}, 'SELECT name, "end" - start FROM kernels'),
+    ("rocprofv3", {"kernels"}, 'SELECT name, start, "end" FROM kernels'),
 )
 """nsys export --type sqlite, and the rocpd database that ROCm 7 writes unless it is told otherwise."""
 
@@ -551,13 +477,7 @@ def _database(path: Path) -> tuple[str, VendorTable]:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             for tool, needed, query in _QUERIES:
                 if needed <= tables:
-                    rows = (
-                        (name, ns) for name, ns in connection.execute(query) if isinstance(ns, int | float) and ns >= 0
-                    )
-                    kernels = added_up(_call(str(name), ns) for name, ns in rows)
-                    if not kernels:
-                        raise TraceError(f"{path}: {tool} recorded no kernel in it")
-                    return tool, VendorTable(kernels=kernels)
+                    return tool, _recorded(path, tool, connection.execute(query))
     except sqlite3.Error as error:
         raise TraceError(f"cannot read {path}: {error}") from None
     raise TraceError(
@@ -567,32 +487,28 @@ def _database(path: Path) -> tuple[str, VendorTable]:
 
 # What `rocprof-compute analyze` prints
 
-_ANALYSED: tuple[tuple[str, CounterName, bool], ...] = (
-    (r"^hbm (bandwidth|bw)$|^l2-fabric read (bandwidth|bw)$", "bandwidth", True),
-    (r"^wave(front)? occupancy$", "occupancy", True),
-    (r"^(vector l1d?|vl1d) cache hit rate$|^vl1d hit rate$", "l1_hits", False),
-    (r"^l2 (cache )?hit rate$", "l2_hits", False),
+_ANALYSED: tuple[tuple[str, CounterName, tuple[str, ...]], ...] = (
+    (r"hbm (bandwidth|bw)$|l2-fabric read (bandwidth|bw)$", "bandwidth", ("pct of peak", "pop", "percent of peak")),
+    (r"wave(front)? occupancy$", "occupancy", ("pct of peak", "pop", "percent of peak")),
+    (r"(vector l1d?|vl1d) cache hit rate$|vl1d hit rate$", "l1_hits", ("avg", "value", "mean")),
+    (r"l2 (cache )?hit rate$", "l2_hits", ("avg", "value", "mean")),
 )
-"""Names differ between versions; the share is either the value itself or, where it says so here, the share of the peak."""
+"""Names differ between versions; the share is either the value itself or the share of the peak, in one of these columns."""
 
 
 def counters_in(text: str) -> Iterator[Reading]:
     """Returns the counters in the tables that `rocprof-compute analyze` draws with lines, each once."""
     columns: list[str] = []
-    seen: set[CounterName] = set()
+    found: dict[CounterName, Reading] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in re.split("[│|]", line)[1:-1]]
-        lowered = [cell.lower() for cell in cells]
-        if {"metric", "unit"} <= set(lowered):
-            columns = lowered
+        if {"metric", "unit"} <= {cell.lower() for cell in cells}:
+            columns = [cell.lower() for cell in cells]
             continue
         row = dict(zip(columns, cells, strict=False)) if len(cells) == len(columns) else {}
         metric = row.get("metric", "")
-        for rule, name, of_peak in _ANALYSED:
-            if name in seen or not re.match(rule, metric.lower()):
-                continue
-            keys = ("pct of peak", "pop", "percent of peak") if of_peak else ("avg", "value", "mean")
+        for rule, name, keys in _ANALYSED:
             value = number(next((row[key] for key in keys if key in row), None))
-            if value is not None:
-                seen.add(name)
-                yield Reading(name, metric, "all kernels", value / 100, 1.0)
+            if re.match(rule, metric.lower()) and value is not None:
+                found.setdefault(name, Reading(name, metric, "all kernels", value / 100, 1.0))
+    yield from found.values()

@@ -190,7 +190,7 @@ def _with_tool(
     spec: RunSpec, tool: str, workspace: Workspace, steps: int | None, folder: Path | None
 ) -> tuple[Profile, RunRecord]:
     """The same steps under a vendor profiler: its kernel table, and hardware counters where it reads them."""
-    chosen = TOOLS.get(tool)()
+    chosen = TOOLS.get(tool)
     find_tool(chosen)
     (spec,) = workspace.checked([spec])
     check_device(chosen, spec.device)
