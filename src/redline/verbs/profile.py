@@ -551,36 +551,43 @@ def _memory(
 
     Where memory runs out, the error names who asked for it and who held the rest, and a snapshot lies beside the history.
     """
-    if not isinstance(models, list) or models:
-        specs, working = specs_of(workspace, models, inputs, recipes=recipes, loss=loss, **settings)
-    else:
+    if isinstance(models, list) and not models:
         raise UsageError("name a model, such as resnet50")
+    specs, working = specs_of(workspace, models, inputs, recipes=recipes, loss=loss, **settings)
     if any(spec.workload.task == "generate" for spec in specs):
         raise UsageError(
             "--memory looks at a step of inference or training; 'redline run --task generate' tells the memory of weights, "
             "cache and the whole generation"
         )
+    first: dict[str, int] = {}
     rows: list[MemoryRow] = []
     failures: dict[str, BenchError] = {}
     for spec in working.checked(specs):
+        model, recipe = spec.workload.model, str(spec.recipe)
         try:
             with working.lock(spec.device):
                 question = AskMemory(spec=spec, snapshot=str(working.traces / f"memory-{new_id()}"))
                 answer = working.ask(question, MemoryAnswer, spec.launch)
         except BenchError as error:
-            failures[f"{spec.workload.model} {spec.recipe}"] = error  # the others still run
+            failures[f"{model} {recipe}"] = error  # the others still run
             continue
-        workload, first = spec.workload, next((row for row in rows if row.model == spec.workload.model), None)
-        row = MemoryRow(
-            model=workload.model, task=workload.task, recipe=str(spec.recipe), batch=answer.workload.batch,
-            device=answer.environment.device.name, use=answer.use,
-            saved_bytes=first.use.peak_bytes - answer.use.peak_bytes if first is not None else None,
-        )  # fmt: skip
-        rows.append(row)
-        keep_memory(row, working)
+        saved = first[model] - answer.use.peak_bytes if model in first else None
+        first.setdefault(model, answer.use.peak_bytes)
+        device, batch = answer.environment.device.name, answer.workload.batch
+        told: dict[str, Any] = {
+            "model": model,
+            "task": spec.workload.task,
+            "recipe": recipe,
+            "batch": batch,
+            "device": device,
+        }
+        rows.append(MemoryRow(**told, use=answer.use, saved_bytes=saved))
+        keep_memory(rows[-1], working)
     if not rows:
         raise next(iter(failures.values()))
-    return memory_result(rows, {name: str(error) for name, error in failures.items()}, _after_memory(rows, specs[0]))
+    is_sized = rows[0].batch is not None and rows[0].task in ("infer", "train")
+    after = command_line("batch", specs[0]) if is_sized else None
+    return memory_result(rows, {name: str(error) for name, error in failures.items()}, after or "")
 
 
 PEAK = Figure(name="peak_bytes", unit="B", header="peak", better="lower")
@@ -591,24 +598,28 @@ SAVED = Figure(
 
 def memory_result(rows: Sequence[MemoryRow], failures: dict[str, str] | None = None, after: str = "") -> ProfileResult:
     """Recipes beside each other by kind of memory, then who holds each peak."""
-    first = rows[0]
-    kinds = [kind for kind in get_args(MemoryCategory) if any(kind in row.use.categories for row in rows)]
-    largest = sorted(kinds, key=lambda kind: -max(row.use.categories.get(kind, 0) for row in rows))
-    model = ("model",) if len({row.model for row in rows}) > 1 else ()
-    columns = ("recipe", *model, "peak_bytes", "saved_share", *largest, "fragments_bytes")
-    made = [_memory_row(row, rows, kinds) for row in rows]
+    first, models = rows[0], list(dict.fromkeys(row.model for row in rows))
+    most_of = {kind: max(row.use.categories.get(kind, 0) for row in rows) for kind in get_args(MemoryCategory)}
+    kinds = sorted((kind for kind in most_of if most_of[kind]), key=lambda kind: -most_of[kind])
+    columns = ("recipe", *["model"] * (len(models) > 1), "peak_bytes", "saved_share", *kinds, "fragments_bytes")
     failed = [Row(facts={"recipe": name}, failure=f"failed: {said}") for name, said in (failures or {}).items()]
     batch = f" · batch {first.batch}" if first.batch else ""
-    title = " · ".join(dict.fromkeys(row.model for row in rows)) + f" · {first.task}{batch} · {first.device}"
-    most = largest[0]
+    title = f"{' · '.join(models)} · {first.task}{batch} · {first.device}"
+    most = kinds[0] if kinds else "nothing"
+    figures: dict[str, Any] = {
+        "model": first.model,
+        "peak": PEAK(first.use.peak_bytes),
+        "phase": first.use.peak_phase,
+        "most": most,
+    }
     return ProfileResult(
         verb="profile",
         headline=Headline(
             template="A step of {model} holds {peak} at its peak, in the {phase} pass; {most} are the largest part.",
-            figures={"model": first.model, "peak": PEAK(first.use.peak_bytes), "phase": first.use.peak_phase, "most": most},
+            figures=figures,
         ),
         tables=(
-            Table(name="recipes", title=title, rows=(*made, *failed), columns=columns),
+            Table(name="recipes", title=title, rows=(*(_memory_row(row, kinds) for row in rows), *failed), columns=columns),
             *(
                 table_of("holders" if row is first else f"holders_{number}", f"who holds the peak of {row.model} {row.recipe}",
                          row.use.holders, "bytes share category line", module=lambda one: one.module or "(no module)")
@@ -622,28 +633,16 @@ def memory_result(rows: Sequence[MemoryRow], failures: dict[str, str] | None = N
     )  # fmt: skip
 
 
-def _memory_row(row: MemoryRow, rows: Sequence[MemoryRow], kinds: Sequence[str]) -> Row:
-    first = next(other for other in rows if other.model == row.model)
-    sizes: dict[str, int] = {str(kind): size for kind, size in row.use.categories.items()}
-    metrics = [PEAK(row.use.peak_bytes), *(Figure(name=kind, unit="B")(sizes.get(kind, 0)) for kind in kinds)]
-    metrics.append(Figure(name="fragments_bytes", unit="B", header="fragments")(row.use.fragments_bytes))
-    if row.saved_bytes is not None:
-        metrics += [
-            SAVED(row.saved_bytes / first.use.peak_bytes),
-            Figure(name="saved_bytes", unit="B")(row.saved_bytes),
-        ]
+def _memory_row(row: MemoryRow, kinds: Sequence[MemoryCategory]) -> Row:
+    use, saved = row.use, row.saved_bytes
+    sizes: dict[str, int | None] = {
+        **{str(kind): use.categories.get(kind, 0) for kind in kinds},
+        "fragments": use.fragments_bytes,
+        "saved": saved,
+    }
+    names = {"fragments": "fragments_bytes", "saved": "saved_bytes"}
+    metrics = [Figure(name=names.get(name, name), unit="B", header=name)(size) for name, size in sizes.items()]
+    metrics.append(SAVED(None if saved is None else saved / (use.peak_bytes + saved)))
     facts: dict[str, Fact] = {"recipe": row.recipe, "model": row.model, "task": row.task, "batch": row.batch}
-    return Row(facts={**facts, "device": row.device, "peak_phase": row.use.peak_phase}, metrics=tuple(metrics))
-
-
-def _after_memory(rows: Sequence[MemoryRow], spec: RunSpec) -> str:
-    """Returns what to do about the largest part. A batch that is not known is not searched for either."""
-    first, parts = rows[0], rows[0].use.categories
-    most = max(parts, key=lambda kind: parts[kind])
-    if most == "optimizer state":
-        return "SGD without momentum holds no optimizer state"
-    recipes = (first.recipe, "amp-bf16")
-    if len(rows) == 1 and first.task == "train" and most == "activations":
-        return command_line("profile --memory", spec, batch=spec.workload.batch, recipes=recipes) or ""
-    is_sized = first.batch is not None and first.task in ("infer", "train")
-    return (command_line("batch", spec) or "") if is_sized else ""
+    facts |= {"device": row.device, "peak_phase": use.peak_phase}
+    return Row(facts=facts, metrics=(PEAK(use.peak_bytes), *metrics))
