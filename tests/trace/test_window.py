@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kineto import ADD, GEMM, TraceMaker
+from kineto import ADD, GEMM, Time, TraceMaker
+from strangers import Program
 
 from redline.trace.window import recorded, steps_of
 
@@ -109,3 +110,32 @@ def test_no_launch_in_the_whole_file_means_all_of_it_counts() -> None:
     profile = maker.profile()
     assert profile.kernels[0].calls == 5
     assert not profile.outside
+
+
+@pytest.mark.parametrize(
+    ("ahead_us", "waits", "host_us", "is_told"),
+    [
+        (0, False, 110, False),
+        (0, True, 110, False),
+        (30, False, 110, False),  # a slow device starts its work so late
+        (30, True, 110, True),
+        (500, False, 110, True),
+        (500, True, 110, True),
+        (-300, False, 110, True),
+        (500, False, 20, False),  # a device that is behind anyway tells nothing
+    ],
+)
+def test_clocks_that_disagree_are_found_and_aligned(ahead_us: int, waits: bool, host_us: int, is_told: bool) -> None:
+    program = Program()
+    for number in range(5):
+        begin = program.now
+        program.products(40, 50 * US, host=host_us * US)
+        if waits:
+            program.wait("cudaDeviceSynchronize")
+        program.step(number, begin)
+    for event in program.maker.events:
+        if event["cat"] == "kernel":
+            event["ts"] = Time(event["ts"].nanoseconds + ahead_us * US)
+    found = program.profile()
+    assert ("clocks-disagree" in {note.code for note in found.notes}) is is_told
+    assert found.findings[0].code == "host-bound" if host_us > 50 else not found.idle.host_wait_s > 1e-3

@@ -17,7 +17,7 @@ from redline.model.fields import Frozen
 from redline.model.record import RunRecord
 from redline.model.work import Ceilings
 from redline.trace.columns import DeviceInfo, Trace
-from redline.trace.intervals import distinct
+from redline.trace.intervals import distinct, summed
 from redline.trace.links import Links
 from redline.trace.names import PRODUCT_CLASSES, KernelClass, class_of, label_of
 from redline.trace.shapes import OperatorWork, work_of
@@ -183,8 +183,11 @@ def operator_limits(links: Sequence[Links], hardware: Hardware, ceilings: Ceilin
         rows = np.flatnonzero((taken > 0) & (operators.shape >= 0))
         group = operators.name[rows].astype(np.int64) * len(trace.shapes) + operators.shape[rows]
         groups, which = np.unique(group, return_inverse=True)
-        total, calls = np.zeros(len(groups), np.int64), np.bincount(which, minlength=len(groups))
-        np.add.at(total, which, taken[rows])
+        total, calls = summed(which, taken[rows], len(groups)), np.bincount(which, minlength=len(groups))
+        if not on_device:
+            # Calls on a processor that other programs take away now and then say nothing of the operator: the usual one does.
+            order = np.lexsort((taken[rows], which))
+            total = taken[rows][order[np.cumsum(calls) - (calls + 1) // 2]] * calls
         for number, ns, count in zip(groups.tolist(), total.tolist(), calls.tolist(), strict=True):
             name, shape = divmod(number, len(trace.shapes))
             work = work_of(trace.names[name], trace.shapes[shape])

@@ -261,7 +261,7 @@ def _fuse(facts: TraceFacts, gone: Removal) -> Advice:
 
 def _slow_kernel(facts: TraceFacts, gone: Removal) -> str:
     row = next(row for row in facts.profile.limits if row.label == gone.what)
-    tflops = f"{row.flops_per_s / 1e12:.1f} TFLOP/s in {row.number_format}"
+    tflops = f"{row.flops_per_s / 1e12:.3g} TFLOP/s in {row.number_format}"
     reached = tflops if row.limited_by == "compute" else f"{row.bytes_per_s / 1e9:,.3g} GB/s"
     share = format_share(row.efficiency)
     return f"{gone.what} takes {format_seconds(row.device_s)} in {row.calls:,} calls at {share} of what {row.limit_of} allows ({reached})"

@@ -122,7 +122,7 @@ def work_of(name: str, shape: Shape) -> OperatorWork | None:
         formula = _everything_once
     elif "softmax" in plain:
         formula = _like_first
-    elif (by_class := _BY_CLASS.get(kind)) is not None:
+    elif (by_class := _BY_CLASS.get(kind)) is not None and not _ORDERS.search(plain):
         formula = by_class
     else:
         return None
@@ -267,3 +267,5 @@ _BY_CLASS: dict[KernelClass, Formula] = {
     "reduction": _everything_once,
 }
 """A reduction's output is small beside its input."""
+_ORDERS = re.compile(r"sort|topk|unique|multinomial|kthvalue|median|mode$|nonzero")
+"""Operators that bring values into an order look at each of them many times: reading them once is no measure."""
