@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from redline.bench.recipe.numerics import GreedyReference
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model
-from redline.bench.workload.decoder import HfDecoder, WholeGenerator, asks_the_host, own_decoder
+from redline.bench.workload.decoder import HfDecoder, asks_the_host, own_decoder
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError, SpecError
@@ -139,7 +138,7 @@ def measured(model: str, recipe: str = "baseline", **more: int) -> tuple[Reply, 
     return prepared, block, spec
 
 
-@pytest.mark.parametrize("model", [LLAMA, T5, f"{WRITERS}:summing", f"{WRITERS}:whole"])
+@pytest.mark.parametrize("model", [LLAMA, T5, f"{WRITERS}:summing"])
 def test_a_row_tells_first_token_further_tokens_and_what_they_read(model: str) -> None:
     prepared, reply, spec = measured(model)
     assert isinstance(prepared, PreparedReply), prepared
@@ -198,7 +197,6 @@ def test_a_model_without_a_cache_is_one_line() -> None:
         (T5, "amp-bf16+static-cache"),
         (BART, "static-cache"),
         (f"{WRITERS}:placed", "static-cache"),
-        (f"{WRITERS}:whole", "bf16"),
     ],
 )
 def test_the_snippet_writes_what_was_measured(model: str, recipe: str) -> None:
@@ -220,7 +218,6 @@ def test_a_snippet_by_name_makes_its_model_itself() -> None:
 @pytest.mark.parametrize(
     ("model", "recipe", "told"),
     [
-        (f"{WRITERS}:whole", "static-cache", "generates as a whole"),
         (LLAMA, "static-cache+compile:freeze", "the tensors of a static cache"),
         (LLAMA, "compile", "static-cache|graphs"),
         (LLAMA, "graphs", "static-cache|graphs"),
@@ -242,69 +239,6 @@ def test_switches_that_do_not_apply_are_one_line(model: str, recipe: str, told: 
 )
 def test_what_a_model_of_ones_own_cannot_do_is_one_line(model: str, recipe: str, told: str) -> None:
     assert re.search(told, refusal_of(f"{WRITERS}:{model}", recipe))
-
-
-def test_a_generation_that_is_too_short_is_one_line() -> None:
-    model = build_workload(workload_spec(f"{WRITERS}:whole"), 0).model
-    model.model.generate = lambda tokens, max_new_tokens: tokens[:, :3]
-    with pytest.raises(BenchError, match="must return 2×8 or longer, got 2×3"):
-        model.generate(8)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda made: made,
-        lambda made: made.tolist(),
-        lambda made: {"sequences": made},
-        lambda made: (column for column in made.T),
-        lambda made: (column.tolist() for column in made.T),
-    ],
-)
-@pytest.mark.parametrize("names", [True, False])
-def test_generate_may_return_or_yield_its_tokens(form: Callable[[Any], Any], names: bool) -> None:
-    made, model = torch.arange(16).view(2, 8), torch.nn.Linear(1, 1)
-    if names:
-        model.generate = lambda tokens, max_new_tokens: form(made)
-    else:
-        model.generate = lambda prompt, count: form(made)
-    assert torch.equal(WholeGenerator(model, torch.zeros((2, 3), dtype=torch.long), 8).generate(8), made)
-
-
-def test_the_prompt_in_front_of_a_text_is_no_part_of_it_and_a_text_that_ends_early_is_refused() -> None:
-    """Else its tokens per second would count tokens that were never written."""
-    prompt, model = torch.ones((2, 8), dtype=torch.long), torch.nn.Linear(1, 1)
-    model.generate = lambda tokens, max_new_tokens: torch.cat([tokens, 7 * tokens], dim=1)
-    assert torch.equal(WholeGenerator(model, prompt, 6).generate(6), 7 * prompt[:, :6])
-    for first, got in ((0, "2×5 after the prompt"), (8, "2×5")):
-        model.generate = lambda tokens, max_new_tokens, first=first: torch.cat([tokens, 7 * tokens], dim=1)[:, first:13]
-        with pytest.raises(BenchError, match=rf"must return 2×6 or longer, got {got}; no text may end early"):
-            WholeGenerator(model, prompt, 6).generate(6)
-
-
-def test_tokens_that_are_yielded_are_timed_one_by_one() -> None:
-    workload = build_workload(workload_spec(f"{WRITERS}:whole"), 0)
-    whole = workload.model.model.generate
-    step = GenerateStep(apply_recipe(Recipe.parse("baseline"), workload, open_device("cpu")))
-    evenly = step.timed()
-    assert len(set(evenly.token_s)) == 1
-    workload.model.model.generate = lambda tokens, max_new_tokens: iter_columns(whole(tokens, max_new_tokens))
-    streamed = step.timed()
-    assert len(streamed.token_s) == 7
-    assert len(set(streamed.token_s)) > 1
-    assert streamed.whole_s > streamed.first_s + sum(streamed.token_s[:-1])
-
-
-def iter_columns(made: torch.Tensor) -> Iterator[torch.Tensor]:
-    yield from made[:, -8:].T
-
-
-def test_a_text_that_overflows_is_refused_where_only_its_tokens_are_known() -> None:
-    workload, device = build_workload(workload_spec(f"{WRITERS}:whole_of_large_numbers"), 0), open_device("cpu")
-    reference = GreedyReference.of(workload, device, "fp16")
-    verdict = reference.judge(GenerateStep(setup := apply_recipe(Recipe.parse("fp16"), workload, device)), setup)
-    assert not verdict.passed
-    assert verdict.reason.code == "not-finite"
 
 
 def test_logits_of_another_shape_are_one_line() -> None:

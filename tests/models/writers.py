@@ -1,4 +1,4 @@
-"""Models that write text, each in its own way: with a cache of its own, with one made beforehand, as a whole, without."""
+"""Models that write text, each in its own way: with a cache of its own, with one made beforehand, without."""
 
 from __future__ import annotations
 
@@ -61,31 +61,6 @@ class Cacheless(nn.Module):
         return self.table(tokens)
 
 
-class Whole(Cacheless):
-    """Only `generate` is known of it."""
-
-    def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
-        for _ in range(max_new_tokens):
-            following = (tokens[:, -1:] * 7 + 1) % VOCABULARY
-            tokens = torch.cat([tokens, following], dim=1)
-        return tokens
-
-
-class Whole16(Cacheless):
-    """Its product of states is too large for fp16."""
-
-    def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
-        for _ in range(max_new_tokens):
-            read = 300 * self.table(tokens).cumsum(dim=1)[:, -1]
-            logits = self.head((read * read - read * read + read) @ self.table.weight.T)
-            tokens = torch.cat([tokens, logits.argmax(dim=-1, keepdim=True)], dim=1)
-        return tokens
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Identity()
-
-
 class Small(Summing):
     """Its cache has room for three positions, whatever it is asked for."""
 
@@ -101,6 +76,4 @@ class Small(Summing):
         return self.head(cache.sum(dim=1, keepdim=True)), cache
 
 
-summing, placed, short, cacheless, whole, whole_of_large_numbers, small = (
-    Summing, Placed, Short, Cacheless, Whole, Whole16, Small
-)  # fmt: skip
+summing, placed, short, cacheless, small = Summing, Placed, Short, Cacheless, Small

@@ -213,7 +213,6 @@ def test_answers_are_judged_where_they_and_the_loss_are_about_the_same_positions
     maps = torch.randint(0, 4, (2, 5, 5), generator=torch.Generator().manual_seed(1))
     maps[:, 0] = -100  # not to be judged
     right = int((LOGITS.argmax(1) == CLASSES).sum())
-    same = F.cross_entropy(TEXT.flatten(0, 1), TOKENS.flatten())
     shifted = F.cross_entropy(TEXT[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
     for targets, output, judged in (
         (CLASSES, LOGITS, (right, 6)),
@@ -222,7 +221,6 @@ def test_answers_are_judged_where_they_and_the_loss_are_about_the_same_positions
         (LABELS, LOGITS, None),  # how many must be right is not said
         (VALUES, LOGITS[:, :1], None),
         (CLASSES, {"loss": OWN, "logits": LOGITS}, (right, 6)),
-        (TOKENS, {"loss": same, "logits": TEXT}, (int((TEXT.argmax(2) == TOKENS).sum()), 10)),
         (TOKENS, {"loss": shifted, "logits": TEXT}, None),
     ):
         loss = on(targets)
@@ -230,6 +228,16 @@ def test_answers_are_judged_where_they_and_the_loss_are_about_the_same_positions
         answers = loss.answers(output)
         found = None if answers is None else (int(answers.right), int((answers.classes < answers.known).sum()))
         assert found == judged
+
+
+def test_an_output_of_another_shape_at_each_call_has_no_targets_to_draw() -> None:
+    for given in (None, nn.CrossEntropyLoss()):
+        loss = TrainingLoss(given)
+        loss(drawn(6, 4))
+        with pytest.raises(
+            BenchError, match=r"another shape at each call \(its targets would be \[6\], then \[5\]\): give a loss"
+        ):
+            loss(drawn(5, 4))
 
 
 def test_targets_are_drawn_once_and_by_seed_and_stay_out_of_fake_and_inference_modes() -> None:

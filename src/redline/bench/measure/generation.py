@@ -14,7 +14,6 @@ from redline.bench.count.operators import Known, Placed
 from redline.bench.device.base import Device
 from redline.bench.measure.blocks import OVERRUN, plan_steps, watched
 from redline.bench.measure.ceilings import COPY_BYTES, copy_of, time_bursts
-from redline.bench.workload.decoder import WholeGenerator
 from redline.bench.workload.generation import GenerateStep, Timing
 from redline.bench.workload.structure import stored
 from redline.model.protocol import Measure
@@ -102,7 +101,7 @@ def _read_bytes(step: GenerateStep) -> float:
     """Returns the bytes of weights per decode step, on average over a few; a quantized model counts with what it holds."""
     decoder = step.decoder
     is_quantized = any(len(stored(weight)) > 1 for weight in decoder.parameters())
-    if isinstance(decoder, WholeGenerator) or is_quantized or decoder.new_tokens == 1:
+    if is_quantized or decoder.new_tokens == 1:
         return _bytes(decoder.decoding_parameters())
     taken = []
     with step.context(), torch.compiler.set_stance("force_eager"):

@@ -12,8 +12,8 @@ Random inputs cannot judge everything, int8 and fp8 above all. For these the use
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -46,13 +46,12 @@ from redline.bench.recipe.rounding import (
     unchanged_afterwards,
     unchanged_buffers,
 )
-from redline.bench.workload.decoder import Decoder, HfDecoder, WholeGenerator
+from redline.bench.workload.decoder import Decoder, HfDecoder
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.inputs import Inputs, copied, input_tensors
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.sources.user import load_function
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
-from redline.bench.workload.structure import float_tensors
 from redline.bench.workload.workload import Second, Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
@@ -397,20 +396,18 @@ class GreedyReference(Reference):
 
     tokens: Tensor
     logits: list[Tensor]
-    """One for each token; none for a model that only generates as a whole."""
+    """One for each token."""
     method: Method = "tokens"
 
     @classmethod
     def of(cls, workload: Workload, device: Device, number_format: str) -> GreedyReference:
         step = GenerateStep(_strict(workload, device))
-        floor, logits, length = 0.0, list[Tensor](), min(step.decoder.new_tokens, CHECKED_TOKENS)
         with step.context():
-            tokens = _written(step, length)
-            if not isinstance(step.decoder, WholeGenerator):
-                logits = step.forced(tokens)
-                _refuse_a_useless_cache(workload, step.decoder, tokens, logits)
-                with rounded_weights(workload.model, number_format):
-                    floor = _logit_difference(step.forced(tokens), logits).rel_l2
+            tokens = step.write(min(step.decoder.new_tokens, CHECKED_TOKENS))
+            logits = step.forced(tokens)
+            _refuse_a_useless_cache(workload, step.decoder, tokens, logits)
+            with rounded_weights(workload.model, number_format):
+                floor = _logit_difference(step.forced(tokens), logits).rel_l2
         step.decoder.forget()  # no switch may find the cache in fp32
         sketched = Answer(numbers=logits, exact=[tokens])
         return cls(number_format=number_format, floor=floor, sketched=sketched, tokens=tokens, logits=logits)
@@ -421,29 +418,17 @@ class GreedyReference(Reference):
         return msgspec.structs.replace(own, greedy_tokens=length, greedy_agreed=length)
 
     def judge(self, step: Any, setup: Setup) -> Numerics:
-        length, found, broken = self.tokens.shape[1], list[Tensor](), list[str]()
+        length = self.tokens.shape[1]
         with step.context():
-            if self.logits:
-                found = step.forced(self.tokens)
-                tokens = _written(step, length)
-            else:
-                with watching_for_nan(step.decoder) as broken:
-                    tokens = _written(step, length)
+            found, tokens = step.forced(self.tokens), step.write(length)
         # Tokens count from the first on, as long as they are the same in all sequences.
         agreed = int((tokens == self.tokens).all(dim=0).int().cumprod(0).sum())
-        if self.logits:
-            numerics = self.verdict(_logit_difference(found, self.logits))
-            assert numerics.reason is not None
-            why = note(numerics.reason.code, f"{numerics.reason}; {agreed} of {length} greedy tokens agree")
-            if numerics.passed and not self._explains(tokens, found):
-                text = f"token {agreed + 1} differs from fp32's, and its logits were not close"
-                numerics, why = msgspec.structs.replace(numerics, passed=False), note("above-tolerance", text)
-        else:
-            passed = agreed == length or (self.number_format != "fp32" and not broken)
-            numerics = Numerics(method="tokens", number_format=self.number_format, passed=passed)
-            why = note("unchecked", "only its tokens can be compared")
-            if broken and agreed < length:
-                why = note("not-finite", f"what {broken[0]} returns is not a number")
+        numerics = self.verdict(_logit_difference(found, self.logits))
+        assert numerics.reason is not None
+        why = note(numerics.reason.code, f"{numerics.reason}; {agreed} of {length} greedy tokens agree")
+        if numerics.passed and not self._explains(tokens, found):
+            text = f"token {agreed + 1} differs from fp32's, and its logits were not close"
+            numerics, why = msgspec.structs.replace(numerics, passed=False), note("above-tolerance", text)
         return msgspec.structs.replace(numerics, reason=why, greedy_tokens=length, greedy_agreed=agreed)
 
     def _explains(self, tokens: Tensor, found: list[Tensor]) -> bool:
@@ -455,13 +440,6 @@ class GreedyReference(Reference):
             if differs.any() and float(margin) > 4 * float((found[step][row] - expected).abs().max()):
                 return False
         return True
-
-
-def _written(step: GenerateStep, length: int) -> Tensor:
-    """Returns the first tokens that the step writes by itself."""
-    if isinstance(step.decoder, WholeGenerator):
-        return step.decoder.generate(step.decoder.new_tokens)[:, :length].clone()
-    return step.write(length)
 
 
 def _refuse_a_useless_cache(workload: Workload, decoder: Decoder, tokens: Tensor, logits: list[Tensor]) -> None:
@@ -486,21 +464,6 @@ def _logit_difference(found: list[Tensor], expected: list[Tensor]) -> Difference
     if not by_position.degenerate:
         return by_position
     return difference([answer_of(got.view(1, -1))], [answer_of(want.view(1, -1))])
-
-
-@contextmanager
-def watching_for_nan(model: nn.Module) -> Iterator[list[str]]:
-    """Yields a list that gathers the names of modules that returned NaN within the context."""
-    broken: list[str] = []
-
-    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        if any(tensor.isnan().any() for _, tensor in float_tensors(output)):
-            broken.append(name or type(module).__name__)
-
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            stack.callback(module.register_forward_hook(partial(look, name)).remove)
-        yield broken
 
 
 AnyReference = OutputReference | LossReference | GreedyReference

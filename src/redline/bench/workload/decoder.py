@@ -3,10 +3,8 @@ of transformers."""
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,7 +41,7 @@ def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     return model
 
 
-WriterKind = Literal["causal", "encoder-decoder", "own", "whole"]
+WriterKind = Literal["causal", "encoder-decoder", "own"]
 
 
 @dataclass(frozen=True)
@@ -190,52 +188,6 @@ class OwnDecoder(Decoder):
         return logits[:, -1] if logits.ndim == 3 else logits
 
 
-class WholeGenerator(Decoder):
-    """This model only generates as a whole: `generate(tokens, max_new_tokens)`.
-
-    It returns the tokens of all sequences, alone or as `sequences`, or yields those of one position after the other.
-    """
-
-    can_be_static = False
-
-    def begin(self) -> None:
-        """It keeps no cache that could be seen."""
-
-    def asked(self, new_tokens: int) -> Any:
-        """Returns what its `generate` does."""
-        generate: Callable[..., Any] = self.model.generate  # type: ignore[assignment]
-        takes = parameters_of(generate)
-        by_name = "max_new_tokens" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values())
-        return generate(self.prompt, max_new_tokens=new_tokens) if by_name else generate(self.prompt, new_tokens)
-
-    def generate(self, new_tokens: int) -> Tensor:
-        made, length = self.asked(new_tokens), self.prompt.shape[1]
-        if inspect.isgenerator(made):
-            made = torch.stack([torch.as_tensor(part).reshape(-1) for part in made], dim=1)
-        made = made.get("sequences", made) if isinstance(made, dict) else getattr(made, "sequences", made)
-        with suppress(TypeError, ValueError, RuntimeError):  # ragged, or no numbers
-            made = torch.as_tensor(made).to(self.prompt)
-        is_text = isinstance(made, Tensor) and made.ndim == 2 and len(made) == len(self.prompt)
-        # transformers returns the text with the prompt in front.
-        after = is_text and made.shape[1] > length and torch.equal(made[:, :length], self.prompt)
-        made = made[:, length:] if after else made
-        if not is_text or made.shape[1] < new_tokens:
-            message = "×".join(map(str, made.shape)) if isinstance(made, Tensor) else type(made).__name__
-            why = f"{' after the prompt' if after else ''}{'; no text may end early' if is_text else ''}"
-            called = f"generate(tokens, max_new_tokens={new_tokens})"
-            raise BenchError(
-                "user", f"{called} must return {self.prompt.shape[0]}×{new_tokens} or longer, got {message}{why}"
-            )
-        return made[:, -new_tokens:]
-
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        raise BenchError("unsupported", "this model generates as a whole: its forward with a cache is not known")
-
-    @property
-    def cache_kind(self) -> CacheKind:
-        return "unseen"
-
-
 class NextToken(nn.Module):
     """This is a whole decode step: it reads the tokens chosen last, puts the next ones in their place and moves on.
 
@@ -319,17 +271,16 @@ def asks_the_host(step: Callable[[], Any]) -> bool:
     """Returns whether a step needs a value of the device on the host: it waits there, and no graph can be recorded of it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    asked: list[bool] = []
+    asked = set()
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten._local_scalar_dense.default:
-                asked.append(True)
+            asked.add(func)
             return func(*args, **(kwargs or {}))
 
     with Watch():
         step()
-    return bool(asked)
+    return torch.ops.aten._local_scalar_dense.default in asked
 
 
 def cache_argument(model: nn.Module) -> str | None:
@@ -471,8 +422,6 @@ def start_token(config: Any) -> int:
 
 def writer_code(decoder: Decoder) -> WriterCode:
     """Returns what a snippet needs to write text with a model that was built."""
-    if isinstance(decoder, WholeGenerator):
-        return WriterCode("whole", decoder.new_tokens)
     if isinstance(decoder, OwnDecoder):
         return WriterCode("own", decoder.new_tokens, takes_positions=decoder.takes_positions)
     assert isinstance(decoder, HfDecoder)
@@ -485,18 +434,16 @@ def hf_writer(config: Any, new_tokens: int) -> WriterCode:
 
 
 def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, whose: str) -> Decoder:
-    """Returns the decoder by what the model can do: a forward that takes a cache, its own or transformers', else `generate`."""
+    """Returns the decoder by what the model can do: a forward that takes a cache, its own or transformers'; another model is refused."""
     prompt = drawn_prompt(spec, batch, _vocabulary(model, whose), seed)
     new_tokens, takes = spec.new_tokens or DEFAULT_NEW_TOKENS, parameters_of(model.forward)
     if cache_argument(model) is not None and hasattr(model, "config"):
         return HfDecoder(model, prompt, new_tokens)
     if "cache" in takes:
         return OwnDecoder(model, prompt, new_tokens)
-    if callable(getattr(model, "generate", None)):
-        return WholeGenerator(model, prompt, new_tokens)
     raise SpecError(
-        f"{whose} has no cache: give it forward(tokens, cache) that returns (logits, cache), or generate(tokens, "
-        f"max_new_tokens)"
+        f"{whose} has no cache: give it forward(tokens, cache) that returns (logits, cache), or time its own generate as a "
+        "function (--task step)"
     )
 
 

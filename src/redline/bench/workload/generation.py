@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redline.bench.workload.decoder import Decoder, NextToken, WholeGenerator
+from redline.bench.workload.decoder import Decoder, NextToken
 from redline.bench.workload.step import Mark, Setup, no_mark
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError
@@ -70,12 +69,7 @@ class GenerateStep:
         """Nothing is left over, because every generation begins with an empty cache."""
 
     def __call__(self, mark: Mark = no_mark) -> Tensor:
-        if not isinstance(self.decoder, WholeGenerator):
-            return self.write(self.decoder.new_tokens, mark)
-        made = self.decoder.generate(self.decoder.new_tokens)
-        mark()
-        mark()
-        return made
+        return self.write(self.decoder.new_tokens, mark)
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
         return partial(self, mark)
@@ -151,54 +145,19 @@ class GenerateStep:
 
     def timed(self) -> Timing:
         """One generation, begun on an idle device. Nothing waits for the device between two tokens."""
-        device, clock, decoder = self._setup.device, time.perf_counter, self.decoder
-        started, others = clock(), decoder.new_tokens - 1
-        if isinstance(decoder, WholeGenerator):
-            made = decoder.asked(1)
-            if inspect.isgenerator(made):
-                return self._timed_tokens(self._begin_stream, is_issued=False)
-            # Asked for one token, and then for all: the others share the difference evenly.
-            device.synchronize()
-            first = clock()
-            decoder.generate(decoder.new_tokens)
-            device.synchronize()
-            whole_s = clock() - first
-            token_s = max(whole_s - (first - started), 0.0) / max(others, 1)
-            return Timing(first - started, whole_s, whole_s, token_s, [token_s] * others)
-        return self._timed_tokens(self._begin_decoding, is_issued=True)
-
-    def _timed_tokens(self, begin: Callable[[], Iterator[Any]], *, is_issued: bool) -> Timing:
-        """`begin` makes the first token, and what it returns one more each time it is asked.
-
-        `is_issued`: the host only issues the work, as much for each token; else it is busy all the time.
-        """
         device, clock = self._setup.device, time.perf_counter
         started = clock()
-        others = begin()
+        self.prefill()
         issued = clock()
         device.synchronize()
         first_at = clock()
         marks, token_issue_s = [device.mark()], 0.0
-        for _ in others:
-            if len(marks) == 1:
+        for number in range(self.decoder.new_tokens - 1):
+            self.decode()
+            if number == 0:
                 token_issue_s = clock() - first_at
             marks.append(device.mark())
         device.synchronize()
         whole_s = clock() - started
-        issue_s = issued - started + (len(marks) - 1) * token_issue_s if is_issued else whole_s
+        issue_s = issued - started + (len(marks) - 1) * token_issue_s
         return Timing(first_at - started, whole_s, issue_s, token_issue_s, device.seconds_between(marks))
-
-    def _begin_decoding(self) -> Iterator[None]:
-        self.prefill()
-        return self._decoded()
-
-    def _decoded(self) -> Iterator[None]:
-        for _ in range(self.decoder.new_tokens - 1):
-            self.decode()
-            yield
-
-    def _begin_stream(self) -> Iterator[Any]:
-        assert isinstance(self.decoder, WholeGenerator)
-        stream: Iterator[Any] = self.decoder.asked(self.decoder.new_tokens)
-        next(stream)
-        return stream

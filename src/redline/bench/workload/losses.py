@@ -82,8 +82,7 @@ class TrainingLoss:
             text = f"targets were given, but the loss {self._name_given} takes the output alone"
             raise BenchError("user", text)
         self._takes_targets = least == 2 or targets is not None
-        is_drawn = self._takes_targets and targets is None
-        self.name = "default" if given is None else self._name_given + ON_RANDOM * is_drawn
+        self.name = self._name_given + ON_RANDOM * self._draws if given else "default"
         """The record says that this was trained on."""
         self.weight = 1.0
         """This rank counts so much if ranks have unequal shares of a batch."""
@@ -91,18 +90,23 @@ class TrainingLoss:
         """The last call computed this. It is for outputs of the same form."""
         self.is_static = False
         """A graph reads its targets from where they were when it was recorded: they are then copied there."""
-        self._is_checked = self._draws_values = False
+        self._is_checked = False
         self._part: tuple[Sequence[int], int] | None = None
         """A rank has these rows of a global batch of this size, for which targets are drawn."""
         self._drawn: dict[tuple[Any, ...], Tensor] = {}
         self._held: dict[tuple[int, ...], Tensor] = {}
-        needs_kind = given is None and targets is not None
-        self._kind: TargetKind | None = kind_of_targets(targets) if needs_kind else None
+        self._kind: TargetKind | None = None if given or targets is None else kind_of_targets(targets)
         self._cast: tuple[Any, Any] = None, None
+        self._has_classes: bool | None = None
+        """It says whether a loss that takes targets takes classes. It is None until one was tried."""
         self._number: tuple[str | None] | None = None
         """The output holds its loss at this path without naming it. The field is None until we have looked for it."""
-        self._has_own = self._judges_own = False
-        """These say that the model trains on a loss of its own, and that its answers can be compared with the targets all the same."""
+        self._has_own = False
+        """The model trains on a loss of its own."""
+
+    @property
+    def _draws(self) -> bool:
+        return self._takes_targets and self.targets is None
 
     def __call__(self, output: Any) -> Tensor:
         of, weight = self.choose(output), self.weight
@@ -110,8 +114,7 @@ class TrainingLoss:
         try:
             loss = self.chosen(output)
         except Exception as error:
-            is_drawn = self._takes_targets and self.targets is None
-            if not is_drawn or self._is_checked or is_out_of_memory(error) or _is_fake(output):
+            if not self._draws or self._is_checked or is_out_of_memory(error) or _is_fake(output):
                 raise
             raise BenchError(
                 "user",
@@ -125,15 +128,13 @@ class TrainingLoss:
     def choose(self, output: Any) -> LossOf:
         """Returns the loss of outputs such as this one as one function that looks for nothing any more."""
         given = self.given
-        if given is not None and not self._takes_targets:
-            return given
-        if given is not None and self.targets is None:
-            drawn = self._drawn_for(given, output)
-            return lambda output: given(output, drawn)
         if given is not None:
+            if not self._takes_targets:
+                return given
+            if self._draws:
+                drawn = self._drawn_for(given, output)
+                return lambda output: given(output, drawn)
             dtype = _half_format(output)
-            if dtype is None:
-                return lambda output: given(output, self.targets)
             return lambda output: given(output, self._targets_in(dtype))
         if (own := self._own(output)) is not None:
             self.name, take = own
@@ -175,38 +176,33 @@ class TrainingLoss:
             kind = type(targets).__name__
             raise BenchError("user", f"targets in a {kind} need a loss of their own: give loss(output, target)")
         fitted = fit(targets, logits)
-        if fitted.is_floating_point() or fitted.shape == logits.shape:
-            if fitted.shape != logits.shape:
-                shapes = f"targets of {list(targets.shape)} do not fit the output of {list(logits.shape)}"
-                raise BenchError("user", f"{shapes}: give a loss of your own, as loss(output, target)")
+        if fitted.shape == logits.shape:
             return *_OF_VALUES[self._kind or "values"], lambda targets, logits: fit(targets, logits).to(logits.dtype)
+        if fitted.is_floating_point():
+            shapes = f"targets of {list(targets.shape)} do not fit the output of {list(logits.shape)}"
+            raise BenchError("user", f"{shapes}: give a loss of your own, as loss(output, target)")
         if logits.ndim == 3 and logits.shape[:2] == fitted.shape:
             return "cross_entropy", _of_positions, lambda targets, logits: fit(targets, logits).flatten()
         return "cross_entropy", F.cross_entropy, fit
-
-    # The output's own loss
 
     def _own(self, output: Any) -> tuple[str, LossOf] | None:
         """Returns the name of the loss that the model itself computes, and how a loop takes it out of such outputs."""
         if (own := own_loss(output)) is not None:
             return own
-        path = self._path_of_number(output)
-        if path is None or all(name != path for name, _ in float_tensors(output)):
+        if self._number is None:
+            # In the first step with gradients: later steps are timed, and a compiler may hide the answer.
+            path, others = loss_among(output)
+            if _has_gradient(output) and not _is_fake(output):
+                self._number = (path,)
+                if others:
+                    text = f"the model also returns a single number ({', '.join(others)}) that is not trained on"
+                    advice = "give a loss of your own, as loss(output, target), to use it"
+                    self._notes.append(note("unused-number", f"{text}: {advice}"))
+        else:
+            (path,) = self._number
+        if path is None or path not in dict(float_tensors(output)):
             return None
         return f"output {path}", part_at(output, path)
-
-    def _path_of_number(self, output: Any) -> str | None:
-        """Look in the first step with gradients: later steps are timed, and a compiler may hide the answer."""
-        if self._number is not None:
-            return self._number[0]
-        path, others = loss_among(output)
-        if any(tensor.requires_grad for _, tensor in named_tensors(output)) and not _is_fake(output):
-            self._number = (path,)
-            if others:
-                text = f"the model also returns a single number ({', '.join(others)}) that is not trained on"
-                advice = "give a loss of your own, as loss(output, target), to use it"
-                self._notes.append(note("unused-number", f"{text}: {advice}"))
-        return path
 
     # Targets
 
@@ -241,13 +237,16 @@ class TrainingLoss:
         self._part = rows, size
         self.select(rows, size)
 
-    def _targets_in(self, dtype: torch.dtype) -> Any:
+    def _targets_in(self, dtype: torch.dtype | None) -> Any:
         """Returns the targets in the output's number format. They are cast once, so that a compiled or captured step only reads them."""
+        if dtype is None:
+            return self.targets
         if self._cast[0] is not self.targets:
-            cast = map_tensors(
-                self.targets, lambda _, tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            )
-            self._cast = self.targets, cast
+
+            def cast(_: str, tensor: Tensor) -> Tensor:
+                return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+            self._cast = self.targets, map_tensors(self.targets, cast)
         return self._cast[1]
 
     def _drawn_for(self, given: Callable[..., Tensor], output: Any) -> Tensor:
@@ -258,12 +257,11 @@ class TrainingLoss:
                 "user", f"the loss takes targets, but {type(output).__name__} holds no floating tensor to match"
             )
         name, logits = floating[0]
-        if not self._draws_values and _has_classes(logits):
-            targets = self._draw(name, logits, classes=True)
-            if self._is_checked or _accepts(given, output, targets):
-                return targets
-            self._draws_values = not _is_fake(output)
-        return self._draw(name, logits, classes=False)
+        takes_classes = self._has_classes
+        if takes_classes is None:
+            takes_classes = _has_classes(logits) and _accepts(given, output, self._draw(name, logits, classes=True))
+            self._has_classes = None if _is_fake(output) else takes_classes
+        return self._draw(name, logits, classes=takes_classes)
 
     def _draw(self, name: str, logits: Tensor, *, classes: bool) -> Tensor:
         """Returns random targets, drawn once per output and kept on its device.
@@ -271,28 +269,31 @@ class TrainingLoss:
         They are one class per item, per position (N, T, V) or per pixel (N, C, H, W), or values of the output's shape between
         0 and 1, which suit regression and binary cross-entropy alike.
         """
-        key = (classes, name, *logits.shape, str(logits.dtype), str(logits.device))
-        # What a fake tensor mode draws must not outlive it, and what is kept must not enter it.
-        fake = isinstance(logits, FakeTensor)
-        if not fake and key in self._drawn:
-            return self._drawn[key]
-        shape = list(logits.shape)
+        key, shape = (classes, name, logits.dtype, logits.device), list(logits.shape)
         many = shape.pop(class_axis(logits)) if classes else 0
+        known = None if isinstance(logits, FakeTensor) else self._drawn.get(key)
+        if known is not None:
+            if list(known.shape) != shape:
+                forms = f"its targets would be {list(known.shape)}, then {shape}"
+                raise BenchError(
+                    "user", f"the model's output has another shape at each call ({forms}): give a loss, as loss(output)"
+                )
+            return known
         # A rank draws the targets of the global batch, and keeps its own.
-        part = self._part if self._part and shape and shape[0] == len(self._part[0]) else None
-        if part is not None:
-            shape[0] = part[1]
+        rows, size = self._part if self._part and shape[:1] == [len(self._part[0])] else (None, 0)
         # inference_mode(False): a tensor made under inference mode could never take part in autograd.
         with torch.inference_mode(False):
+            whole = shape if rows is None else [size, *shape[1:]]
             generator = torch.Generator().manual_seed(self._seed)
             drawn = (
-                torch.randint(0, many, shape, generator=generator)
+                torch.randint(0, many, whole, generator=generator)
                 if classes
-                else torch.rand(shape, generator=generator)
+                else torch.rand(whole, generator=generator)
             )
-            drawn = drawn if part is None else drawn.index_select(0, torch.tensor(part[0]))
+            drawn = drawn if rows is None else drawn[list(rows)]
             drawn = drawn.to(logits.device, drawn.dtype if classes else logits.dtype)
-        if not fake:
+        # What a fake tensor mode draws must not outlive it, and what is kept must not enter it.
+        if not isinstance(logits, FakeTensor):
             self._drawn[key] = drawn
         return drawn
 
@@ -309,12 +310,8 @@ class TrainingLoss:
 
     def learn(self, output: Any) -> None:
         """Look at an output of the model as it is, before a recipe changes it."""
-        logits = main_logits(output)
-        if logits is not None and self.class_beyond(logits) is not None:
-            return  # on a GPU, asking for the loss would end the process
-        loss = self(output)
+        self(output)
         self._has_own = self.given is None and self._own(output) is not None
-        self._judges_own = self._has_own and logits is not None and self._compares(logits, loss)
 
     def _classes(self, logits: Tensor) -> Tensor | None:
         """Returns the classes that the targets name, one for each sample, position or pixel; None if they name none."""
@@ -325,30 +322,18 @@ class TrainingLoss:
             return targets.argmax(class_axis(logits)) if self._kind == "shares" else None
         return None if targets.is_floating_point() else targets
 
-    def _compares(self, logits: Tensor, own: Tensor) -> bool:
-        """Returns True if accuracy has a meaning: there is one class per sample, or the loss compares the positions that we compare."""
-        classes, axis = self._classes(logits), class_axis(logits)
-        if classes is None or classes.shape != (*logits.shape[:axis], *logits.shape[axis + 1 :]):
-            return False
-        if logits.ndim == 2:
-            return True
-        _, compare, shaped = self._comparison(logits, self.targets)
-        return (
-            torch.isclose(compare(logits, shaped(self.targets, logits)).float(), own.float(), rtol=1e-3).item() is True
-        )
-
     def held_out(self, output: Any) -> Tensor | None:
         """Returns the loss of a held-out batch; None if the model trains on a loss of its own but returns none in eval mode."""
         return None if self._has_own and self._own(output) is None else self(output)
 
     def answers(self, output: Any) -> Answers | None:
         """Returns how many of the batch's targets the output has right; None if there are no classes to be right about."""
-        if self.given is None and not self._judges_own and self._own(output) is not None:
-            return None  # a model with a loss of its own may compare other positions than these
         logits = main_logits(output)
         classes = None if logits is None else self._classes(logits)
         if logits is None or classes is None:
             return None
+        if self.given is None and self._own(output) is not None and classes.ndim > 1:
+            return None  # a model with a loss of its own may compare other positions than these
         counted, axis = classes != IGNORED, class_axis(logits)
         right, known = (logits.argmax(axis) == classes) & counted, logits.shape[axis]
         return Answers(right.sum(), torch.where(counted, classes, known).flatten(), known)
@@ -363,17 +348,18 @@ class TrainingLoss:
 
     def _check(self, loss: Any, output: Any) -> None:
         """Raise in one line what is wrong with it; later calls are not looked at, because steps are timed."""
+        wrong = ""
         if not isinstance(loss, Tensor):
             hint = " (return the tensor, not its .item())" if isinstance(loss, float) else ""
-            raise BenchError("user", f"the loss {self.name} gave {type(loss).__name__} where a tensor belongs{hint}")
-        if loss.numel() != 1:
-            shape = list(loss.shape)
-            raise BenchError("user", f"the loss {self.name} gave {shape} values, not one: reduce them with .mean()")
-        if not loss.is_floating_point():
-            raise BenchError("user", f"the loss {self.name} gave {loss.dtype}, which has no gradient")
-        trains = torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in named_tensors(output))
-        if trains and not loss.requires_grad:
-            raise BenchError("user", f"the loss {self.name} does not depend on the output: was it detached?")
+            wrong = f"gave {type(loss).__name__} where a tensor belongs{hint}"
+        elif loss.numel() != 1:
+            wrong = f"gave {list(loss.shape)} values, not one: reduce them with .mean()"
+        elif not loss.is_floating_point():
+            wrong = f"gave {loss.dtype}, which has no gradient"
+        elif torch.is_grad_enabled() and _has_gradient(output) and not loss.requires_grad:
+            wrong = "does not depend on the output: was it detached?"
+        if wrong:
+            raise BenchError("user", f"the loss {self.name} {wrong}")
         self._is_checked = not isinstance(loss, FakeTensor)
 
 
@@ -407,14 +393,13 @@ def loss_among(output: Any) -> tuple[str | None, list[str]]:
     The loss is the number that depends on every parameter that any part of the output depends on; of several that do, the one
     computed from the others. A scale, or a penalty of some layers, depends on fewer parameters.
     """
-    trained = {path: tensor for path, tensor in float_tensors(output) if tensor.requires_grad}
-    numbers = [path for path, tensor in trained.items() if tensor.ndim == 0]
-    graphs = {path: _graph_of(tensor) for path, tensor in trained.items()} if numbers else {}
-    every = {node for nodes in graphs.values() for node in nodes if hasattr(node, "variable")}
+    graphs = {path: _graph_of(tensor) for path, tensor in float_tensors(output) if tensor.requires_grad}
+    numbers = {path: tensor.grad_fn for path, tensor in float_tensors(output) if path in graphs and not tensor.ndim}
+    every = {node for nodes in graphs.values() for node in nodes if hasattr(node, "variable")} if numbers else set()
     whole = [path for path in numbers if graphs[path] >= every]
-    last = [path for path in whole if all(trained[other].grad_fn in graphs[path] for other in whole)]
-    path = last[0] if len(last) == 1 else None
-    return path, [number for number in numbers if number != path]
+    last = [path for path in whole if all(numbers[other] in graphs[path] for other in whole)]
+    loss = last[0] if len(last) == 1 else None
+    return loss, [path for path in numbers if path != loss]
 
 
 def _graph_of(tensor: Tensor) -> set[Any]:
@@ -422,8 +407,7 @@ def _graph_of(tensor: Tensor) -> set[Any]:
     seen: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn]
     while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
+        if (node := waiting.pop()) is not None and node not in seen:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
     return seen
@@ -469,6 +453,10 @@ def _half_format(output: Any) -> torch.dtype | None:
         return None
     dtype = floating[0][1].dtype
     return dtype if dtype in HALF else None
+
+
+def _has_gradient(output: Any) -> bool:
+    return any(tensor.requires_grad for _, tensor in named_tensors(output))
 
 
 def _is_fake(output: Any) -> bool:

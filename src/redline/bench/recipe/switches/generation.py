@@ -17,7 +17,7 @@ from redline.bench.recipe.base import (
     imports_of,
     registered,
 )
-from redline.bench.workload.decoder import Decoder, WholeGenerator
+from redline.bench.workload.decoder import Decoder
 from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError
 from redline.model.work import Facts
@@ -33,8 +33,6 @@ class _ForDecoders(RecipeSwitch):
     tasks = ("generate",)
 
     def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        if isinstance(model, WholeGenerator):
-            return "this model generates as a whole: give it forward(tokens, cache) for more"
         return self.unsuited_to(model) if isinstance(model, Decoder) else None
 
     def unsuited_to(self, model: Decoder) -> str | None:
