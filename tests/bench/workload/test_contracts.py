@@ -98,7 +98,6 @@ CONTRACTS: dict[str, Works] = {
     "fixed_texts": by_axis_0(5, second=None),
     "fixed_list": by_axis_0(3, trains=False),
     "fixed_towers": by_axis_0(6),
-    "ignoring": by_axis_0(8, resized="takes batch but gives the same inputs for 6 and 12"),
     "declared_axis": Works(4, "declared", 4),
     "declared_items": Works(None, "unknown", 15, "node", ASKS.resized),
     "fixed_time_first": ASKS,
@@ -214,6 +213,11 @@ def test_a_detector_trains_on_its_own_boxes() -> None:
 
 
 REFUSED: list[tuple[RunSpec, str, str]] = [
+    (
+        spec_of("ignoring"),
+        "user",
+        "takes batch but gives the same inputs for 1 and 2: make the inputs with it, or leave it out",
+    ),
     (spec_of("undifferentiated", task="train", batch=2), "user", "no gradient reaches the loss"),
     (spec_of("ragged_out", task="train", batch=2), "user", "the model returned a ragged tensor"),
     (

@@ -65,7 +65,6 @@ def run(workload: Workload) -> Any:
         # the batch, in every place where a parameter may stand, else axis 0 of the first input
         ("def make(batch): return of(batch)", {"batch": 5}, (5, 3)),
         ("def make(batch_size): return of(batch_size)", {"batch": 5}, (5, 3)),
-        ("def make(batch, /): return of(batch)", {"batch": 5}, (5, 3)),
         ("def make(width=4, batch=2): return of(batch)", {"batch": 5}, (5, 3)),
         ("def make(*, batch): return of(batch)", {"batch": 5}, (5, 3)),
         ("def make(batch=6): return of(batch)", {}, (6, 3)),

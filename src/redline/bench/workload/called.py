@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.inputs import Inputs, seeded
@@ -60,15 +60,11 @@ def call_with(
     **besides: Any,
 ) -> Any:
     """Returns what a function of the user's does, given the batch, the seed and what is `besides` if it takes them."""
-    positional, takes = [], parameters_of(function)
-    given = {SEED_NAME: seed, **besides}
+    given, takes = {SEED_NAME: seed, **besides}, parameters_of(function)
     if parameter is not None and batch is not None:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            positional.append(batch)
-        else:
-            given[parameter.name] = batch
+        given[parameter.name] = batch
     try:
-        return function(*positional, **{name: value for name, value in given.items() if name in takes})
+        return function(**{name: value for name, value in given.items() if name in takes})
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise  # a failure of another kind, known by its own error
@@ -204,23 +200,19 @@ def plain_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 # Modules that say themselves how they train
 
 _REFUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
-_TRAINERS_HOOKS = (
-    "setup", "on_fit", "on_train", "on_before", "on_after", "transfer_batch_to_device", "lr_scheduler_step"
-)  # fmt: skip
-"""The names of hooks that a Trainer calls around a step begin like this."""
 _LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "builtins")
 AS_A_FUNCTION = "measure its loop as a function (--task step)"
 
 
-def _defined_by_user(module: nn.Module) -> dict[str, None]:
+def _defined_by_user(module: nn.Module) -> set[str]:
     """Returns the names that the user's own classes define, rather than the library they are derived from."""
     kinds = [kind for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
-    return dict.fromkeys(name for kind in kinds for name in vars(kind))
+    return {name for kind in kinds for name in vars(kind)}
 
 
 def trains_itself(model: nn.Module) -> bool:
     """Returns whether it is built as Lightning's modules are: with a training step and optimizers of its own."""
-    return {"training_step", "configure_optimizers"} <= _defined_by_user(model).keys()
+    return {"training_step", "configure_optimizers"} <= _defined_by_user(model)
 
 
 class TrainsItself(nn.Module):
@@ -231,63 +223,27 @@ class TrainsItself(nn.Module):
         self._name, own = type(module).__name__, _defined_by_user(module)
         if getattr(module, "automatic_optimization", True) is False:
             raise BenchError("user", f"{self._name} optimizes by hand: {AS_A_FUNCTION}")
-        if refused := [hook for hook in _REFUSED_HOOKS if hook in own]:
-            raise BenchError("user", f"{self._name} has its own {refused[0]}: {AS_A_FUNCTION}")
+        if refused := own.intersection(_REFUSED_HOOKS):
+            raise BenchError("user", f"{self._name} has its own {min(refused)}: {AS_A_FUNCTION}")
         self.step: Callable[..., Any] = module.training_step  # type: ignore[assignment]
-        arguments = required_positional(self.step)
-        if arguments not in (1, 2):
-            raise BenchError(
-                "user", f"training_step of {self._name} takes {arguments} arguments, not a batch and its index"
-            )
         if "configure_model" in own:  # it makes layers late
             module.configure_model()  # type: ignore[operator]
         self.module = module
-        self.unused_hooks = [name for name in own if name.startswith(_TRAINERS_HOOKS)]
-        self._index = (0,) if arguments == 2 else ()
+        self._index = (0,) if required_positional(self.step) > 1 else ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            output = self.step(*self.arguments(args, kwargs))
-        except RuntimeError as error:
-            _refuse_without_trainer(error, f"training_step of {self._name}")
-            raise
-        if output is None:
-            raise BenchError("user", f"training_step of {self._name} returned no loss")
-        return output
+        return self.step(*self.arguments(args, kwargs))
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the batch as Lightning would give it, and its index if the step takes one."""
         return (kwargs or (args[0] if len(args) == 1 else args), *self._index)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Returns a fresh one each time, as the module makes it."""
-        try:
-            configured = self.module.configure_optimizers()  # type: ignore[operator]
-        except RuntimeError as error:
-            _refuse_without_trainer(error, f"configure_optimizers of {self._name}")
-            raise
-        return one_optimizer(configured, self._name)
-
-
-def _refuse_without_trainer(error: RuntimeError, whose: str) -> None:
-    """Lightning's modules raise inside of their property `trainer` if they have none."""
-    if traceback.extract_tb(error.__traceback__)[-1].name == "trainer":
-        text = f"{whose} asks for its Trainer, and a bare step has none: {AS_A_FUNCTION}"
-        raise BenchError("user", text) from error
-
-
-def one_optimizer(configured: Any, name: str) -> torch.optim.Optimizer:
-    """Returns the one optimizer among what Lightning allows to be returned; schedulers are left out."""
-    found = configured
-    if isinstance(found, tuple | list):
-        several = found[0] if found and isinstance(found[0], tuple | list) else found
-        if len(several) != 1:
-            raise BenchError("user", f"{name} has {len(several)} optimizers: {AS_A_FUNCTION}")
-        found = several[0]
-    if isinstance(found, Mapping):
-        found = found.get("optimizer")
-    if not isinstance(found, torch.optim.Optimizer):
-        raise BenchError("user", f"configure_optimizers of {name} gave {type(found).__name__}, not an optimizer")
-    if isinstance(found, torch.optim.LBFGS):
-        raise BenchError("user", f"{name} uses LBFGS, whose steps run the model again: {AS_A_FUNCTION}")
-    return found
+        """Returns a fresh one each time, as the module makes it; schedulers are left out."""
+        configured = tree_leaves(self.module.configure_optimizers())  # type: ignore[operator]
+        found = [leaf for leaf in configured if isinstance(leaf, torch.optim.Optimizer)]
+        if len(found) != 1:
+            raise BenchError("user", f"{self._name} has {len(found)} optimizers: {AS_A_FUNCTION}")
+        if isinstance(found[0], torch.optim.LBFGS):
+            raise BenchError("user", f"{self._name} uses LBFGS, whose steps run the model again: {AS_A_FUNCTION}")
+        return found[0]

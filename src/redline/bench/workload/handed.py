@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.device.failure import one_line
-from redline.bench.workload.batch import declared_axes, size_along
+from redline.bench.workload.batch import contract_axes, declared_axes, size_along
 from redline.bench.workload.build import Source, refuse_options
 from redline.bench.workload.called import OwnStep, StepModule, TrainsItself, call_with, trains_itself
 from redline.bench.workload.decoder import generator_workload, own_decoder
 from redline.bench.workload.fingerprint import code_of, forward_code
-from redline.bench.workload.inputs import Inputs, copied, input_tensors, seeded
+from redline.bench.workload.inputs import Inputs, copied, input_shapes, input_tensors, seeded
+from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.model.errors import BenchError, SpecError, closest
 from redline.model.note import Note, note
@@ -87,12 +88,6 @@ class OwnSource(Source):
     def identity(self, spec: WorkloadSpec) -> str:
         """Returns what tells this model from another of the same class."""
 
-    def settled(
-        self, factory: Factory, handed: Handed, known: KnownBatch | None, spec: WorkloadSpec, seed: int
-    ) -> bool:
-        """Returns whether the factory made what it was asked for."""
-        return True
-
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         return self.build_for(spec, seed, None)
 
@@ -107,8 +102,8 @@ class OwnSource(Source):
             return generator_workload(decoder, source=self.name, identity=self.identity(spec), seed=seed, notes=notes)
         known = batch_to_ask(factory.parameter, spec, notes)
         handed = factory(known[0] if known else None, seed)
-        if not self.settled(factory, handed, known, spec, seed):
-            known, notes = None, []  # whatever that parameter is, it is not the batch
+        if known is not None and handed.inputs is not None:
+            refuse_another_batch(factory, handed.inputs, known[0], seed)
         workload = workload_of(
             handed,
             spec,
@@ -122,6 +117,27 @@ class OwnSource(Source):
         )
         workload.again = factory.inputs if self.name == "user" else None
         return workload
+
+
+def refuse_another_batch(factory: Factory, inputs: Inputs, batch: int, seed: int) -> None:
+    """Refuse a factory that makes the same inputs for whatever batch it is told.
+
+    By the contract the first input shows it. Packed and ragged inputs and graphs do not: then the factory is asked for twice
+    as many, and must give other shapes. A factory that takes no other batch is believed.
+    """
+    axes = contract_axes(inputs)
+    if axes and size_along(inputs, axes) == batch:
+        return
+    try:
+        other = factory.inputs(seed, 2 * batch)
+    except Exception:
+        return
+    if (describe(other), input_shapes(other)) == (describe(inputs), input_shapes(inputs)):
+        name = factory.parameter.name if factory.parameter else "batch"
+        raise SpecError(
+            f"{factory.whose} takes {name} but gives the same inputs for {batch} and {2 * batch}: make the inputs with "
+            "it, or leave it out"
+        )
 
 
 def sort_out(returned: Any, whose: str) -> Handed:
@@ -231,10 +247,7 @@ def workload_of(
     if spec.task == "train" and handed.loss is None and handed.targets is None and trains_itself(model):
         if spec.optimizer != "sgd":
             raise SpecError(f"optimizer {spec.optimizer} cannot be honoured: {type(model).__name__} brings its own")
-        named, model = type(model).__name__, TrainsItself(model)
-        if model.unused_hooks:
-            hooks = ", ".join(model.unused_hooks)
-            notes.append(note("model", f"{hooks} of {named} not called: a bare step has no trainer"))
+        model = TrainsItself(model)
     declared = spec.batch_axis if spec.batch_axis is not None else handed.batch_axis
     axes = None if declared is None else declared_axes(declared, inputs)
     if axes is not None and known is None:

@@ -21,7 +21,6 @@ from redline.bench.workload.structure import (
     is_plain,
     map_tensors,
     named_tensors,
-    rebuild,
     shape_of,
     shape_text,
     stored,
@@ -37,28 +36,16 @@ MOST_STATES = 10_000
 T = TypeVar("T")
 
 
-def own_objects(value: Any, twins: dict[int, Any] | None = None, *, inside: bool = False) -> Any:
-    """Returns the same leaves in containers and objects of their own, with small tensors `inside` objects copied too."""
-    twins = {} if twins is None else twins
-    if id(value) in twins:
-        return twins[id(value)]
-    if inside and isinstance(value, Tensor) and is_plain(value) and value.numel() <= SMALL:
-        twins[id(value)] = value.detach().clone()
-        return twins[id(value)]
-    parts = children(value)
-    if parts is not None:
-        own = [own_objects(child, twins, inside=inside) for _, child in parts]
-        if isinstance(value, tuple) and all(new is old for new, (_, old) in zip(own, parts, strict=True)):
+def own_objects(value: Any) -> Any:
+    """Returns the same leaves in containers and objects of their own, with small tensors inside objects copied too."""
+    inside = {id(tensor): tensor for _, tensor in tensors_within(value)}
+    shared = {id(tensor): tensor for _, tensor in named_tensors(value)}
+    shared |= {key: tensor for key, tensor in inside.items() if not is_plain(tensor) or tensor.numel() > SMALL}
+    with torch.no_grad():
+        try:
+            return copy.deepcopy(value, dict(shared))
+        except Exception:  # it may refuse to be copied in any way
             return value
-        return rebuild(value, [key for key, _ in parts], own)
-    if not keeps_state(value):
-        return value
-    try:
-        twin = twins[id(value)] = copy.copy(value)
-        vars(twin).update({name: own_objects(part, twins, inside=True) for name, part in vars(twin).items()})
-    except Exception:  # it may refuse to be copied in any way
-        return value
-    return twin
 
 
 def keeps_state(value: Any) -> bool:

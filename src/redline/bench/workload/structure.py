@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -59,14 +59,14 @@ def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
 
 def part_at(value: Any, path: str) -> Callable[[Any], Any]:
     """Returns what takes the part at this path out of values of this structure: `output["logits"]`, `output[1]`."""
-    keys: Iterable[Any] = value if isinstance(value, Mapping) else (key for key, _ in children(value) or ())
-    for key, (name, child) in zip(keys, children(value) or (), strict=True):
+    for place, (name, child) in enumerate(children(value) or ()):
         if path != name and not path.startswith(f"{name}."):
             continue
-        is_sequence = isinstance(value, tuple | list) and not hasattr(value, "_fields")
         take: Callable[[Any], Any] = attrgetter(name)
-        if isinstance(value, Mapping) or is_sequence:
-            take = itemgetter(int(name) if is_sequence else key)
+        if isinstance(value, Mapping):
+            take = itemgetter(list(value)[place])
+        elif isinstance(value, tuple | list):
+            take = itemgetter(place)
         if path == name:
             return take
         rest = part_at(child, path[len(name) + 1 :])
@@ -80,8 +80,8 @@ def tensors_within(value: Any, path: str = "", seen: frozenset[int] = frozenset(
         return [(path, value)]
     parts = children(value)
     if parts is None:
-        opaque = isinstance(value, nn.Module | type) or callable(value) or not hasattr(value, "__dict__")
-        parts = [] if opaque or id(value) in seen else list(vars(value).items())
+        is_opaque = id(value) in seen or isinstance(value, nn.Module | type) or callable(value)
+        parts = [] if is_opaque else list(getattr(value, "__dict__", {}).items())
         seen = seen | {id(value)}
     return [found for key, child in parts for found in tensors_within(child, join(path, key), seen)]
 
@@ -176,7 +176,11 @@ def join(path: str, key: str) -> str:
 def rebuild(value: Any, keys: list[str], parts: list[Any]) -> Any:
     if isinstance(value, Mapping):
         rebuilt = dict(zip(value, parts, strict=True))
-        return rebuilt if type(value) is dict else _same_mapping(value, rebuilt)
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return rebuilt
+        twin: Any = copy.copy(value)
+        twin.update(rebuilt)
+        return twin
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*parts)
     if isinstance(value, tuple | list):
@@ -184,16 +188,6 @@ def rebuild(value: Any, keys: list[str], parts: list[Any]) -> Any:
     twin = copy.copy(value)
     for key, part in zip(keys, parts, strict=True):
         object.__setattr__(twin, key, part)  # also where the dataclass is frozen
-    return twin
-
-
-def _same_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    try:
-        twin: Any = copy.copy(value)
-        for key, part in parts.items():
-            twin[key] = part
-    except TypeError:  # a read-only mapping
-        return parts
     return twin
 
 

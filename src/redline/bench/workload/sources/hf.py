@@ -76,7 +76,6 @@ class HfSource(Source):
             return _generator(config, spec, batch, seed, notes)
         head, names, model = choose(config, spec)
         kwargs, vocabulary = make_inputs(config, names, spec, batch)
-        _check_positions(model, kwargs.get("input_ids"), spec)
         if spec.task == "train":
             _add_labels(kwargs, vocabulary, head, config, notes)
         notes.append(note("model", f"{head.kind} from its config"))
@@ -173,40 +172,41 @@ def make_inputs(
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Returns the inputs of these names, and how many values each input of tokens may take."""
     inputs, vocabulary = {}, {}
-    special = _special_tokens(config)
+    # Tokens that stand for images, frames and sounds would ask for one.
+    held = (*vars(config).items(), *vars(text_config(config)).items())
+    special = torch.tensor([value for name, value in held if _is_special(name, value)])
     for name in names:
         if not name.endswith("input_ids"):
             inputs[name] = torch.randn(batch, *_shape(config, name, spec))
             continue
         part = get(config, "decoder") if name.startswith("decoder") else None
         vocabulary[name] = int(look_up(part, "vocab_size") or look_up(config, "vocab_size") or 1000)
-        tokens = torch.randint(0, vocabulary[name], (batch, _length(config, name, spec)))
-        # A token that stands for an image or a sound would ask for one.
-        inputs[name] = tokens.masked_fill(torch.isin(tokens, torch.tensor(special)), _plain_token(special))
+        limit = look_up(config, "max_position_embeddings", "n_positions", "max_length", "max_target_positions")
+        length = spec.sequence_length or min(SEQUENCE_LENGTH, limit if limit and limit > 0 else SEQUENCE_LENGTH)
+        tokens = torch.randint(0, vocabulary[name], (batch, int(length)))
+        plain = next(token for token in range(len(special) + 1) if token not in special)
+        inputs[name] = tokens.masked_fill(torch.isin(tokens, special), plain)
     return inputs, vocabulary
 
 
-def _length(config: Any, name: str, spec: WorkloadSpec) -> int:
-    own = ("max_target_positions",) if name.startswith("decoder") else ()
-    limit = look_up(config, *own, "max_position_embeddings", "n_positions", "max_length") or 0
-    length = spec.sequence_length or SEQUENCE_LENGTH
-    return length if spec.sequence_length or not 0 < limit < length else int(limit)
+def _is_special(name: str, value: Any) -> bool:
+    is_mark = name.endswith(("_token_id", "_token_index")) and not name.startswith(("bos", "eos", "pad"))
+    return is_mark and isinstance(value, int) and value >= 0
 
 
 def _shape(config: Any, name: str, spec: WorkloadSpec) -> tuple[int, ...]:
-    """Returns the shape of one item of an input that is no text."""
+    """Returns the shape of one item of an input that is no text, by the names that configs have for its sizes."""
+    bands, steps = look_up(config, "num_mel_bins"), look_up(config, "context_length") or CONTEXT
     if name.startswith("pixel_values"):
         size = spec.image_size or look_up(config, "image_size", "img_size", "crop_size") or IMAGE_SIZE
-        height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-        picture = (look_up(config, "num_channels", "in_chans", "in_channels") or 3, height, width)
+        sides = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+        picture = (look_up(config, "num_channels", "in_chans", "in_channels") or 3, *sides)
         frames = look_up(config, "num_frames", "frames_per_clip")
         return (frames or FRAMES, *picture) if frames or name != "pixel_values" else picture
     if name == "past_values":
         channels = look_up(config, "num_input_channels", "input_size")
-        steps = look_up(config, "context_length") or CONTEXT
         return (steps, channels) if channels else (steps,)
-    bands = look_up(config, "num_mel_bins")
-    if name == "input_values":  # the wave itself, or a spectrogram with one row per frame
+    if name == "input_values":  # a spectrogram with one row per frame, or the wave itself
         if bands and (frames := look_up(config, "max_length")):
             return frames, bands
         channels = look_up(config, "audio_channels")
@@ -215,18 +215,6 @@ def _shape(config: Any, name: str, spec: WorkloadSpec) -> tuple[int, ...]:
         return bands, 2 * int(frames)  # a convolution halves the frames
     wide = look_up(config, "feature_projection_input_dim", "input_feat_per_channel", "feature_size", "input_dim")
     return MEL_FRAMES, wide or bands or 80
-
-
-def _special_tokens(config: Any) -> list[int]:
-    """Returns tokens that stand for something else than text: images, frames, sounds."""
-    parts = (config, text_config(config))
-    names = {name for part in parts for name in vars(part) if name.endswith(("_token_id", "_token_index"))}
-    found = {get(part, name) for part in parts for name in names if not name.startswith(("bos", "eos", "pad"))}
-    return sorted(value for value in found if isinstance(value, int) and value >= 0)
-
-
-def _plain_token(special: list[int]) -> int:
-    return next(number for number in range(len(special) + 1) if number not in special)
 
 
 def _identity(config: Any) -> str:
@@ -343,17 +331,6 @@ def _add_labels(kwargs: dict[str, Any], vocabulary: dict[str, int], head: Head, 
     kwargs["labels"] = torch.randint(0, vocabulary["labels"], kwargs[like].shape if shape is None else shape)
 
 
-def _check_positions(model: nn.Module, tokens: Tensor | None, spec: WorkloadSpec) -> None:
-    """Refuse more positions than the table has. RoBERTa and its kin begin counting behind the padding index, and past the table a GPU
-    dies without a word."""
-    for name, module in model.named_modules():
-        if tokens is None or "position" not in name or getattr(module, "padding_idx", None) is None:
-            continue
-        limit = module.num_embeddings - module.padding_idx - 1
-        if tokens.shape[1] > limit:
-            raise SpecError(f"sequence_length must be {limit} or less for {spec.model}, got {tokens.shape[1]}")
-
-
 SOURCES.register("hf")(HfSource())
 
 
@@ -466,25 +443,22 @@ def _plain_config(name: str) -> Any:
     return _read(auto.from_pretrained, name, name)
 
 
+def _require_hub(name: str) -> None:
+    """Fail at once where there is no network: the hub's own client tries for half a minute. How far a proxy reaches is not ours to know."""
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if not {"https_proxy", "all_proxy"} & {variable.lower() for variable in os.environ}:
+        try:
+            socket.create_connection((address.hostname or "", address.port or 443), timeout=REACH_SECONDS).close()
+        except OSError as error:
+            unreached = f"{address.hostname} cannot be reached ({first_line(error)})"
+            raise SpecError(f"hf:{name}: {unreached}; use a local folder") from error
+
+
 def _read(reader: Callable[..., Any], name: str, where: str, **options: Any) -> Any:
     try:
         return reader(where, **options)
     except Exception as error:  # configs check themselves, each in its own way
         raise SpecError(f"hf:{name}: its config cannot be read: {first_line(error)}") from error
-
-
-def _require_hub(name: str) -> None:
-    """Fail at once where there is no network: the hub's own client tries for half a minute."""
-    if any(variable.lower() in ("https_proxy", "all_proxy") for variable in os.environ):
-        return  # how far the proxy reaches is not ours to know
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = address.port or (80 if address.scheme == "http" else 443)
-    try:
-        socket.create_connection((address.hostname or "huggingface.co", port), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        raise SpecError(
-            f"hf:{name}: {address.hostname} cannot be reached ({first_line(error)}); use a local folder"
-        ) from error
 
 
 def heads_for(config: Any, spec: WorkloadSpec) -> list[Head]:

@@ -53,8 +53,6 @@ ITEMS = {"video": "video", "optical flow": "pair"}
 """These are counted if images are not."""
 MAXVIT_STEP = 224
 """Its windows of 7 must divide the feature maps of all four stages, the smallest being 1/32 of the image."""
-INCEPTION_TRAINING_SIZE = 299
-"""Below it the auxiliary head, which only training uses, runs out of pixels."""
 FLOW_SIZE, FRAMES = 256, 16
 """No size is published for optical flow, which takes whole frames, and video models take clips of so many of them."""
 BOXES = 4
@@ -142,36 +140,17 @@ def default_size(name: str) -> int:
 
 
 def _refusal(kind: str, name: str, spec: WorkloadSpec) -> str | None:
-    """Returns why the options cannot be honoured; nothing is built for it."""
-    size, trains = spec.image_size, spec.task == "train"
-    if kind == "quantized classification" and trains:
+    """Returns why the options cannot be honoured, where the model itself would not say so in one line."""
+    if kind == "quantized classification" and spec.task == "train":
         return f"{name} is quantized already: it can be measured for inference, not trained"
-    if kind == "detection":
-        has_no_class = spec.classes is not None and spec.classes < 2
-        return (
-            f"classes must be 2 or more for {name} (one is the background), got {spec.classes}"
-            if has_no_class
-            else None
-        )
+    if kind == "detection" and spec.classes == 1:
+        return f"classes must be 2 or more for {name} (one is the background), got 1"
     if kind == "optical flow":
         refuse_options(spec, "classes", why="it answers with movements")
-    if trains and spec.batch == 1 and name.startswith(("inception_v3", "deeplabv3")):
-        return f"batch must be 2 or more to train {name}, got 1: BatchNorm needs more than one value per channel"
-    if size is None:
-        return None
-    least = max(max(weights.meta.get("min_size", (1, 1))) for weights in get_model_weights(name))
-    patch = re.fullmatch(r"vit_[a-z]_(\d+)", name)
+    patch, size = re.fullmatch(r"vit_[a-z]_(\d+)", name), spec.image_size
     step = int(patch[1]) if patch else MAXVIT_STEP if name.startswith("maxvit") else 8 if kind == "optical flow" else 1
-    if size % step:
-        nearest = " or ".join(str(near) for near in (size // step * step, (size // step + 1) * step) if near)
-        return f"image_size must be a multiple of {step} for {name}, got {size}: try {nearest}"
-    if name.startswith("mvit") and size != default_size(name):
-        return f"image_size must be {default_size(name)} for {name}, whose positions fit no other size"
-    # For transformers torchvision writes the published size; they take any (Swin pads) or were dealt with above.
-    if size < least and not name.startswith(("vit_", "maxvit", "swin_")):
-        return f"image_size must be {least} or more for {name}, got {size}"
-    if trains and name == "inception_v3" and size < INCEPTION_TRAINING_SIZE:
-        return f"image_size must be {INCEPTION_TRAINING_SIZE} or more to train {name} (its auxiliary head), got {size}"
+    if size is not None and size % step:
+        return f"image_size must be a multiple of {step} for {name}, got {size}"
     return None
 
 
@@ -212,12 +191,9 @@ def _inputs(model: nn.Module, kind: str, name: str, spec: WorkloadSpec, batch: i
     if kind == "detection":
         return _detector_inputs(model, name, spec, batch)
     size = spec.image_size or default_size(name)
-    if kind == "video":
-        return (torch.randn(batch, 3, FRAMES, size, size),)
-    if kind == "optical flow":
-        first = 2 * torch.rand(batch, 3, size, size) - 1
-        return first, first.roll(2, -1)
-    return (torch.randn(batch, 3, size, size),)
+    frames = (FRAMES,) if kind == "video" else ()
+    pictures = torch.randn(batch, 3, *frames, size, size)
+    return (pictures.tanh(), pictures.tanh().roll(2, -1)) if kind == "optical flow" else (pictures,)
 
 
 def _detector_inputs(model: Any, name: str, spec: WorkloadSpec, batch: int) -> tuple[Any, ...]:

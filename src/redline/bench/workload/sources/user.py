@@ -10,7 +10,6 @@ import pickle
 import symtable
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.workload.batch import contract_axes, size_along
 from redline.bench.workload.build import SOURCES, refuse_options
 from redline.bench.workload.called import NO_INPUTS, OwnStep, batch_parameter
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
-from redline.bench.workload.handed import Factory, Handed, KnownBatch, OwnSource, sort_inputs
-from redline.bench.workload.inputs import input_shapes
-from redline.bench.workload.structure import describe
+from redline.bench.workload.handed import Factory, OwnSource, sort_inputs
 from redline.model.errors import BenchError, SpecError, closest
 from redline.model.spec import Task, WorkloadSpec
 
@@ -78,36 +74,6 @@ class UserSource(OwnSource):
             if getattr(getattr(module, called, None), "__module__", None) == module.__name__
         }
         return OwnStep(_attribute(module, name, origin), name, **beside)
-
-    def settled(
-        self, factory: Factory, handed: Handed, known: KnownBatch | None, spec: WorkloadSpec, seed: int
-    ) -> bool:
-        """Returns whether the inputs hold as many items as the factory was told to make.
-
-        By the contract the first input shows it. Packed and ragged inputs and graphs do not: then the factory is asked for twice
-        as many, without memory if its code allows that, and must give other shapes. A factory that takes no other batch is believed.
-        """
-        inputs = handed.inputs
-        if known is None or inputs is None:
-            return True
-        axes, batch = contract_axes(inputs), known[0]
-        if axes and size_along(inputs, axes) == batch:
-            return True
-        for mode in (torch.device("meta"), nullcontext()):
-            with suppress(Exception), mode:
-                other = factory.inputs(seed, 2 * batch)
-                if (describe(other), input_shapes(other)) != (describe(inputs), input_shapes(inputs)):
-                    return True
-                break
-        else:
-            return True
-        if spec.batch is None:
-            return False
-        name = factory.parameter.name if factory.parameter else "batch"
-        raise SpecError(
-            f"{factory.whose} takes {name} but gives the same inputs for {batch} and {2 * batch}: make the inputs with "
-            "it, or leave it out"
-        )
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
