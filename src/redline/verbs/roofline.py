@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import median
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from redline.analyze.advice import command_line, worth_trying
 from redline.analyze.attainable import ClassLimit, operator_time
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
-from redline.model.errors import BenchError, Exit, SpecError, UsageError
-from redline.model.fields import MOST_ITEMS
+from redline.model.errors import BenchError, Exit, UsageError
 from redline.model.identity import conditions_text, device_key
 from redline.model.metrics import Fact, Figure, Headline, Row, Table
 from redline.model.note import Note, note
@@ -23,7 +21,6 @@ from redline.model.settings import WHAT, setting
 from redline.model.spec import RunSpec
 from redline.model.units import counted, format_bytes
 from redline.model.work import NOT_COUNTED, Ceilings, OperatorTime
-from redline.search.grid import listed
 from redline.show.canvas import label_text, new_figure
 from redline.show.result import Result
 from redline.trace.names import class_of
@@ -58,7 +55,7 @@ OF_GENERATION = "a generation has its roofline in 'redline run --task generate':
     examples=(
         "redline roofline",
         "redline roofline resnet50 --batch 32 -r baseline -r fp16+channels-last",
-        "redline roofline --operator matmul:4096x4096x4096 --format bf16",
+        "redline roofline resnet50 --batch 32 --ops",
     ),
     tasks=("infer", "train", "step"),
     also=("plot",),
@@ -72,27 +69,6 @@ def roofline(
     ops: Annotated[
         bool, setting("Time single operators: those the model calls, or the usual ones.", group=WHAT)
     ] = False,
-    operators: Annotated[
-        Any,
-        setting(
-            "--ops of this kind: matmul, conv, attention, norm or elementwise, at the usual sizes or at those given, such as "
-            "matmul:4096x4096x4096. Repeat for several.",
-            option="--operator",
-            group=WHAT,
-            shape="KIND[:SIZES]",
-            kind=list[str],
-        ),
-    ] = (),
-    formats: Annotated[
-        Any,
-        setting(
-            "--ops in this format; repeatable.",
-            option="--format",
-            group=WHAT,
-            shape="[fp32|tf32|fp16|bf16]",
-            kind=list[str],
-        ),
-    ] = (),
     fresh: Annotated[bool, setting("Measure the ceilings again, even if they are known.")] = False,
     loss: Any | None = None,
     workspace: Workspace | None = None,
@@ -103,20 +79,15 @@ def roofline(
     Without a model it measures what the device can do at most: matrix products, copy bandwidth, launches; next to the datasheet. That is
     done once per device, driver and torch version, and kept in the history. With a model it times and profiles each recipe once, and
     shows intensity, roofline time, efficiency and headroom.
-
-    Sizes of operators are M, N, K (matmul), N, C, H, W, K, R (conv: K output channels, an RxR kernel), batch, heads, length, width
-    (attention), rows, width (norm), or a number (elementwise).
     """
-    chosen = listed(operators) + listed(formats)
-    _refuse_mixtures(model, recipes, chosen, settings, last=last)
-    ops = ops or bool(chosen)
+    _refuse_mixtures(model, recipes, settings, last=last)
     with use(workspace) as opened:
         if last:
             return _of_last(opened)
         if model is None:
             spec = one_spec(opened, "a roofline", "simple_cnn", None, **settings)[0]
             (spec,) = opened.checked([spec])  # any model will do: it is not run
-            cases = operator_cases(listed(operators), listed(formats), spec.device) if ops else []
+            cases = operator_cases(spec.device) if ops else []
             known = opened.device_ceilings(spec.device, spec.threads, fresh=fresh)
             return _of_operators(spec, cases, known, opened) if ops else _of_device(known)
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **settings)
@@ -129,16 +100,12 @@ def roofline(
         return _of_operators(specs[0], [], known, working) if ops else _of_recipes(specs, known, working)
 
 
-def _refuse_mixtures(
-    model: Any, recipes: str | Iterable[str], chosen: list[str], settings: Mapping[str, Any], *, last: bool
-) -> None:
+def _refuse_mixtures(model: Any, recipes: str | Iterable[str], settings: Mapping[str, Any], *, last: bool) -> None:
     of_model = sorted(settings.keys() - {"device", "threads"})
-    if last and (model is not None or chosen or recipes != "baseline" or settings):
+    if last and (model is not None or recipes != "baseline" or settings):
         raise UsageError("--last takes the last run, and nothing else")
-    if model is not None and chosen:
-        raise UsageError("a model brings its own operators and formats: give them or a model")
     if model is None and recipes != "baseline":
-        raise UsageError("a recipe goes with a model; single operators take formats")
+        raise UsageError("a recipe goes with a model: name one")
     if model is None and of_model:
         raise UsageError(f"{of_model[0].replace('_', '-')} goes with a model: name one")
 
@@ -526,59 +493,37 @@ def operator_row(timed: OperatorTime, known: Ceilings) -> Row:
     )
 
 
-SIZES: dict[OperatorName, int] = {"matmul": 3, "conv": 6, "attention": 4, "norm": 2, "elementwise": 1}
-"""How many sizes an operator takes."""
-OPERATORS: tuple[OperatorName, ...] = get_args(OperatorName)
-FORMATS = ("fp32", "tf32", "fp16", "bf16")
-DEFAULT_SHAPES: dict[str, dict[OperatorName, tuple[str, ...]]] = {
+USUAL: dict[str, dict[OperatorName, tuple[tuple[int, ...], ...]]] = {
     "gpu": {
-        "matmul": ("1024x1024x1024", "4096x4096x4096", "8192x8192x8192"),
-        "conv": ("32x64x56x56x64x3", "32x256x14x14x256x3", "64x128x28x28x128x3"),
-        "attention": ("8x16x1024x64", "8x16x4096x64"),
-        "norm": ("8192x1024", "65536x4096"),
-        "elementwise": ("1048576", "268435456"),
+        "matmul": ((1024,) * 3, (4096,) * 3, (8192,) * 3),
+        "conv": ((32, 64, 56, 56, 64, 3), (32, 256, 14, 14, 256, 3), (64, 128, 28, 28, 128, 3)),
+        "attention": ((8, 16, 1024, 64), (8, 16, 4096, 64)),
+        "norm": ((8192, 1024), (65536, 4096)),
+        "elementwise": ((2**20,), (2**28,)),
     },
     "cpu": {
-        "matmul": ("128x128x128", "512x512x512"),
-        "conv": ("1x64x56x56x64x3", "4x128x28x28x128x3"),
-        "attention": ("1x8x256x64",),
-        "norm": ("1024x1024",),
-        "elementwise": ("65536", "33554432"),
+        "matmul": ((128,) * 3, (512,) * 3),
+        "conv": ((1, 64, 56, 56, 64, 3), (4, 128, 28, 28, 128, 3)),
+        "attention": ((1, 8, 256, 64),),
+        "norm": ((1024, 1024),),
+        "elementwise": ((2**16,), (2**25,)),
     },
 }
-"""The sizes are small enough to be quick, and on either side of the cache."""
+"""The sizes are small enough to be quick, and lie on either side of the cache. They are M, N, K (matmul), N, C, H, W, K, R (conv: K
+output channels, an R×R kernel), batch, heads, length, width (attention), rows, width (norm), and a number (elementwise)."""
+FORMATS = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
 
 
-def operator_cases(operators: Sequence[str], formats: Sequence[str], device: str) -> list[OperatorCase]:
-    """Returns what is timed for words such as matmul and matmul:4096x4096x4096; without words it is every operator."""
+def operator_cases(device: str) -> list[OperatorCase]:
+    """Returns the usual operators at their usual sizes, in each format that the device is asked about."""
     kind = "cpu" if device == "cpu" else "gpu"
-    for name in formats:
-        if name not in FORMATS:
-            raise SpecError(f"format must be one of {', '.join(FORMATS)}, got {name!r}")
-    cases = []
-    for word in operators or OPERATORS:
-        name, _, shape = word.partition(":")
-        operator = next((known for known in OPERATORS if known == name), None)
-        if operator is None:
-            raise SpecError(f"operator must be one of {', '.join(OPERATORS)}, got {name!r}")
-        cases += [
-            OperatorCase(operator=operator, shape=_shape(operator, text), number_format=form)
-            for text in ([shape] if shape else DEFAULT_SHAPES[kind][operator])
-            for form in (formats or (("fp32", "bf16") if kind == "cpu" else FORMATS))
-            if form != "tf32" or operator in ("matmul", "conv")
-        ]
-    return cases
-
-
-def _shape(operator: OperatorName, text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\d+(?:[x×]\d+)*", text.strip()):
-        raise SpecError(f"shape {text!r} must be numbers joined by x, such as 4096x4096x4096")
-    numbers = tuple(int(word) for word in re.split("[x×]", text.strip()))
-    if len(numbers) != SIZES[operator]:
-        raise SpecError(f"{operator} takes {SIZES[operator]} sizes, got {len(numbers)} in {text!r}")
-    if not all(0 < number <= MOST_ITEMS for number in numbers):
-        raise SpecError(f"sizes of {text!r} must be from 1 to {MOST_ITEMS}")
-    return numbers
+    return [
+        OperatorCase(operator=operator, shape=shape, number_format=form)
+        for operator, shapes in USUAL[kind].items()
+        for shape in shapes
+        for form in FORMATS[kind]
+        if form != "tf32" or operator in ("matmul", "conv")
+    ]
 
 
 # The picture
