@@ -1,4 +1,4 @@
-"""What every picture is drawn with."""
+"""The figures, axes, colours and files that every picture is made with."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def save_figure(figure: Any, path: Path, dpi: int = 130) -> Path:
 
 
 def data_url(figure: Any) -> str:
-    """The picture as the address of an image that a page carries in itself."""
+    """Returns the picture as an address that holds the whole image, so that a page fetches nothing."""
     held = io.BytesIO()
     figure.savefig(held, dpi=110, format="png")
     return f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"

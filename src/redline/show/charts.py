@@ -1,4 +1,4 @@
-"""Pictures of one figure of a table's rows: bars, also of letters for a terminal, and curves against the batch."""
+"""These pictures show one figure of a table's rows: as bars, also made of letters for a terminal, or as curves against the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 80
 
 
 def bars_of(table: Table, name: str) -> Iterator[tuple[str, Metric]]:
-    """What to draw: the rows whose number can be used."""
+    """Yields what is drawn: the rows whose number can be used."""
     for row in table.rows:
         metric = row.metric(name)
         if metric is not None and metric.value is not None and not metric.is_too_noisy:
@@ -23,7 +23,7 @@ def bars_of(table: Table, name: str) -> Iterator[tuple[str, Metric]]:
 
 
 def bar_figure(table: Table, name: str = "throughput") -> Any:
-    """A matplotlib figure with one bar for each row and its interval."""
+    """Returns a matplotlib figure that has one bar for each row, with its interval."""
     bars = list(bars_of(table, name))[:MOST_BARS]
     figure, axes = new_figure(7.6, 1.2 + 0.36 * len(bars))
     for index, (_, metric) in enumerate(bars):
@@ -61,7 +61,7 @@ class Star(NamedTuple):
 
 
 def curve_figure(rows: Sequence[Row], name: str, stars: Sequence[Star] = ()) -> Any:
-    """The figure against the batch, a line for each recipe and a part of the picture for each model."""
+    """Returns the figure against the batch: each recipe is a line, and each model has a part of the picture."""
     rows = [row for row in rows if (metric := row.metric(name)) and not metric.is_too_noisy and row.get("batch")]
     models, recipes = (list(dict.fromkeys(str(row[fact]) for row in rows)) for fact in ("model", "recipe"))
     in_seconds = any((metric := row.metric(name)) and metric.unit == "s" for row in rows)

@@ -50,7 +50,7 @@ class Station(Frozen):
 
 
 class Answer(Frozen):
-    """What the first screen says of a subject."""
+    """The card that the first screen shows for a subject."""
 
     title: str
     row: int
@@ -59,7 +59,7 @@ class Answer(Frozen):
     in_the_way: str
     switch_on: str
     code: str = ""
-    """What applies the recipe in a program."""
+    """The line of Python that applies the recipe."""
     command: str = ""
 
 
@@ -138,7 +138,7 @@ class Card(Frozen):
 
 
 def cards_of(contents: Contents) -> Iterator[Card]:
-    """What is in the way by the profiles, and what failed."""
+    """Yields what is in the way, as the profiles tell it, and what failed."""
     for profile in contents.profiles:
         yield from _findings(profile)
     for section in contents.sections:
@@ -164,7 +164,7 @@ Payload = dict[str, Any]
 @dataclass(frozen=True)
 class Chart:
     id: str
-    """The name of its drawing function in charts.js."""
+    """This is also the name of its drawing function in charts.js."""
     title: str
     about: str
     has_data: Callable[[Payload], bool]
@@ -360,7 +360,7 @@ def unbroken(text: str) -> Markup:
 
 
 def dashboard_policy() -> str:
-    """What a dashboard may load and run."""
+    """Returns the content policy of a dashboard: it may run its own scripts and load nothing."""
     return _policy(_script(), _library()[0])
 
 
@@ -370,12 +370,12 @@ def _policy(*scripts: str) -> str:
 
 
 def script_policy(script: str) -> str:
-    """What lets a page run this script of ours and no other."""
+    """Returns the part of a content policy that lets a page run this script and no other."""
     return f"; script-src 'sha256-{_digest(script)}'"
 
 
 def lanes_script() -> str:
-    """The script of a page that shows one captured step and nothing else."""
+    """Returns the script of a page that shows one captured step and nothing else."""
     start = 'drawLanes(document.querySelector(".boxes"), JSON.parse(document.getElementById("lanes").textContent));'
     return f'(() => {{\n"use strict";\n{_static("boxes.js")}\n{start}\n}})();'
 

@@ -11,7 +11,7 @@ from redline.model.errors import SpecError
 
 
 def check_folder(folder: Path) -> None:
-    """Whether a report could be written there: asked before the long measurement, not after it."""
+    """Refuses a folder that cannot be written. Verbs ask before the long measurement, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -22,7 +22,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Whether a file could be written there, likewise."""
+    """Refuses a file that cannot be written, for the same reason."""
     if path.is_dir():
         raise SpecError(f"cannot write to {path}: it is a folder")
     check_folder(path.parent)

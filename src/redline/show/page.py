@@ -63,7 +63,7 @@ def _picture(result: Result) -> str:
 
 
 def written_page(result: Result) -> Any:
-    """The result as a file that a browser opens by itself; some have pages of their own."""
+    """Returns the result as a page that needs no server. Some results have a page of their own."""
     own = getattr(result, "to_html", None)
     if own is not None:
         return own()

@@ -19,7 +19,7 @@ from redline.show.contents import Contents, line_row
 from redline.show.result import columns_of
 
 DIGITS = 6
-"""Of numbers in the page; `results.csv` and `results.json` have all of them."""
+"""The page keeps this many digits of a number; `results.csv` and `results.json` keep all of them."""
 
 
 def page_columns(contents: Contents) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _knees(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def numbers_of(contents: Contents) -> dict[str, int]:
-    """By record, the number of the line it belongs to."""
+    """Returns the number of the line that each record belongs to."""
     return {record.id: number for number, line in enumerate(contents.lines) for record, _ in line.processes}
 
 
@@ -221,7 +221,7 @@ PROCESSES = 30
 
 
 def _processes(contents: Contents) -> dict[str, list[list[Any]]]:
-    """By the number of a line that several processes measured: record, speed and trust of each."""
+    """Returns record, speed and trust of each process, by the number of a line that several processes measured."""
     return {
         str(number): [
             [record.id, short(row.throughput_per_s), ", ".join(row.verdict.labels)]
@@ -285,7 +285,7 @@ def _loads(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def _memories(contents: Contents) -> Iterator[dict[str, Any]]:
-    """Bytes over a step by kind, and what the allocator reserved; the newest first."""
+    """Yields the bytes over a step by kind, and what the allocator reserved; the newest come first."""
     for row in list(reversed(contents.memories))[:MEMORIES]:
         points = row.use.timeline
         kinds = [kind for kind in get_args(MemoryCategory) if any(point.categories.get(kind) for point in points)]
@@ -301,7 +301,7 @@ def _memories(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:
-    """Indices of the newest records that fit, in their own order."""
+    """Returns the indices of the newest records that fit, in their own order."""
     fitting = [number for number, record in enumerate(records) if fits(record)]
     newest = sorted(fitting, key=lambda number: records[number].created_at)[-most:]
     return sorted(newest)

@@ -34,13 +34,13 @@ RESULT_COLUMNS = (
     "accuracy", "sustainable_rate", "memory", "rel_error", "energy_per_item", "cost_per_million", "headroom", "bound", "trust",
     "setting", "device", "measured_at",
 )  # fmt: skip
-"""What a person reads of a row, the most important first; documents and CSV have the rest."""
+"""A person reads these columns of a row, the most important first; documents and CSV have the rest."""
 KERNELS = 40
-"""Of each profile the longest kernels are listed."""
+"""This many of the longest kernels of each profile are listed."""
 
 
 class ReportFiles(Frozen):
-    """What was written."""
+    """The files that were written, and what they are about."""
 
     folder: str
     headline: str
@@ -52,7 +52,7 @@ class ReportFiles(Frozen):
     records: int
     notes: tuple[Note, ...] = ()
     trace: str | None = None
-    """Where the report of a quick profile holds its trace."""
+    """The path of the trace, in the report of a quick profile."""
 
 
 def write_folder(contents: Contents, folder: Path) -> ReportFiles:
@@ -101,7 +101,7 @@ def report_text(contents: Contents, result: Result, pictures: Mapping[str, str])
 
 
 def all_rows(contents: Contents) -> Table:
-    """Every row of the report in one table: results.csv, and the table of the dashboard."""
+    """Returns every row of the report in one table, which is results.csv and the table of the dashboard."""
     return Table(name="results", rows=tuple(map(line_row, contents.lines)), columns=RESULT_COLUMNS)
 
 
@@ -209,7 +209,7 @@ def _knee_rows(curve: Curve) -> Iterator[Row]:
 
 
 def _search_rows(contents: Contents) -> Iterator[Row]:
-    """Every recipe that a search ranked, below the answer of its search."""
+    """Yields every recipe that a search ranked, with the answer of its search."""
     for found in contents.searches:
         for ranked in found.ranking:
             numerics = ranked.row.numerics
@@ -236,7 +236,7 @@ def _gain_rows(path: GainPath) -> Iterator[Row]:
 
 
 def _of(profile: Profile) -> tuple[str, str]:
-    """What a profile is of, and its record."""
+    """Returns what a profile is of, and the id of its record."""
     if (capture := profile.capture) is None:
         return "trace", ""
     batch = f"batch {capture.batch}" if capture.batch else ""
@@ -287,7 +287,7 @@ def _machine_rows(contents: Contents) -> Iterator[Row]:
 
 
 def machine_facts(environment: Environment) -> Mapping[str, Fact]:
-    """Where something was measured, without paths, which change no speed and may be private."""
+    """Returns where something was measured. It leaves paths out: they change no speed and may be private."""
     device = environment.device
     memory = format_bytes(device.memory_bytes) if device.memory_bytes else ""
     limit = f"{device.power_limit_w:.0f} W" if device.power_limit_w else ""
@@ -313,7 +313,7 @@ def machine_facts(environment: Environment) -> Mapping[str, Fact]:
 
 
 def _process_rows(contents: Contents) -> Iterator[Row]:
-    """One row for each record, for readers who want every process of a line."""
+    """Yields one row for each record, for readers who want every process of a line."""
     for line in contents.lines:
         for _, row in line.processes:
             yield row_of(row)

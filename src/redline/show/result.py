@@ -50,9 +50,9 @@ class Result:
     """The most important first."""
     blocks: tuple[Block, ...] = ()
     next: str = ""
-    """One command, or a sentence where no command helps."""
+    """One command, or one sentence if no command helps."""
     records: Sequence[RunRecord] = ()
-    """What was measured, where the verb measures."""
+    """The records behind the rows, if the verb measures."""
     record_ids: tuple[str, ...] = ()
     exit_code: int = 0
     picture: Callable[[], Any] | None = None
@@ -76,7 +76,7 @@ class Result:
         return iter(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """A row of the first table by its number, or several by a slice."""
+        """Returns a row of the first table by its number, or several by a slice."""
         return self.rows[index]
 
     def __str__(self) -> str:
@@ -90,11 +90,11 @@ class Result:
         return web(self) + drawn
 
     def to_json(self) -> JsonDocument:
-        """What `--json` prints."""
+        """Returns what `--json` prints."""
         return document(self)
 
     def to_dataframe(self, table: str | None = None) -> Any:
-        """The rows of a table, by default the first, as a pandas data frame."""
+        """Returns the rows of a table, by default the first, as a pandas data frame."""
         try:
             pandas: Any = importlib.import_module("pandas")
         except ImportError:
@@ -234,7 +234,7 @@ def markdown(result: Result) -> str:
 
 
 Link = Callable[[Table, Row], str]
-"""The address of a page about a row; empty where there is none."""
+"""Returns the address of the page about a row, or nothing if there is none."""
 
 
 def no_link(table: Table, row: Row) -> str:
@@ -348,7 +348,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def document(result: Result) -> JsonDocument:
-    """What `--json` prints: the same shape for every verb."""
+    """Returns what `--json` prints. It has the same shape for every verb."""
     fields: dict[str, Any] = {"schema": SCHEMA, "verb": result.verb}
     if result.headline is not None:
         fields["headline"] = {

@@ -1,4 +1,4 @@
-"""Consoles, plain text and the style of tables."""
+"""This module makes consoles and plain text, and fits tables into the width that there is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from redline.model.units import THIN_SPACE, printable
 
 PIPE_WIDTH = 160
-"""Where there is no terminal to measure and COLUMNS says nothing: wide enough for every column."""
+"""The width if there is no terminal and COLUMNS says nothing. Every column fits in it."""
 
 
 class SafeConsole(Console):
@@ -91,7 +91,7 @@ LEAST = 14
 LONGEST_WORD = 24
 """Characters of a word that is kept whole, such as `no-steady-state,`; longer ones, such as paths, are broken before a column is hidden."""
 INDENT = 4
-"""How much further to the right an indented cell goes on in its next line: more than its children are indented by."""
+"""The next line of an indented cell is indented by this much more, which is more than its children are."""
 _BREAKS = re.compile(r"(?<=[\s+/·_,<])|(?<=:)(?!:)")
 
 
@@ -217,9 +217,9 @@ def one_line(text: str, longest: int | None = None) -> str:
 
 
 LONGEST_CELL, LONGEST_TEXT = 80, 500
-"""Characters of a text in Markdown, in a table and elsewhere; the middle of a longer one is left out."""
+"""A text in Markdown has at most this many characters, in a table and elsewhere; the middle of a longer one is left out."""
 _SPACES = re.compile(rf"[^\S{THIN_SPACE}]+")
-"""White space but for the thin space between the digits of a number."""
+"""This matches white space except the thin space between the digits of a number."""
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~$])")
 _LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 

@@ -60,7 +60,7 @@ class Check(Frozen):
     passed: bool | None
     seen: str
     explain: str = ""
-    """What a checkpoint that is not met means, and what to do."""
+    """If the checkpoint is not met: what that means, and what to do."""
 
 
 class Sheet(msgspec.Struct, kw_only=True):
@@ -71,14 +71,14 @@ class Sheet(msgspec.Struct, kw_only=True):
     explain: str
     figures: dict[str, str] = {}
     measured: list[dict[str, Any]] = []
-    """The rows behind the figures, with every number in SI units."""
+    """These are the rows behind the figures, with every number in SI units."""
     checks: list[Check] = []
     answers: dict[str, str] = {}
     """The answer to each question."""
     skipped: str | None = None
-    """Why the exercise could not be done here."""
+    """If the exercise could not be done here: the reason."""
     example: str | None = None
-    """What one would see elsewhere. It is not measured here."""
+    """An example of what one would see elsewhere. It is not measured here."""
 
     def check(self, name: str, passed: bool | None, seen: str, explain: str = "") -> None:
         self.checks.append(Check(name=name, passed=passed, seen=seen, explain=explain))
@@ -131,7 +131,7 @@ def _broken(start: str, text: str, width: int) -> list[str]:
 
 @dataclass
 class Lab:
-    """What every exercise works with."""
+    """The workspace and the settings that every exercise works with."""
 
     workspace: Workspace
     device: str
@@ -142,7 +142,7 @@ class Lab:
     shared: dict[str, float] = field(default_factory=dict)
     """Figures of one exercise that a later one needs."""
     records: list[RunRecord] = field(default_factory=list)
-    """What the last run measured."""
+    """The records of the last run."""
 
     @property
     def on_gpu(self) -> bool:

@@ -40,7 +40,7 @@ class Chosen:
         self.tunes: list[TuneSummary] = []
         """The searches that all of their records are here of, newest last."""
         self.only_files = False
-        """Whether all was read from files, so that nothing else in this user's history belongs to it."""
+        """True if all records were read from files, so that nothing else in this user's history belongs to them."""
         self._ceilings: list[CeilingsOf] = []
 
     def left_out(self, record_id: str, error: RecordError) -> None:
@@ -134,7 +134,7 @@ def report(
 
 
 def files_result(files: ReportFiles) -> Result:
-    """What a report says, and where it is."""
+    """Returns what a report says, and where it is."""
     made = {"dashboard": files.dashboard, "markdown": files.markdown, "csv": files.csv, "json": files.json}
     made |= {Path(picture).stem: picture for picture in files.pictures}
     return Result(
@@ -201,13 +201,13 @@ def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history
 
 
 NEXT_S = 5.0
-"""At most this much lies between the last step of one replicate and the start of the next: workers are closed meanwhile."""
+"""One replicate starts at most this long after the last step of the one before; workers are closed meanwhile."""
 MOST_BEFORE = 200
 """Records that are looked at for earlier replicates."""
 
 
 def _last_measured(history: History) -> list[RunRecord]:
-    """The newest group, after the replicates that the same command measured before it."""
+    """Returns the newest group, and before it the replicates that the same command measured."""
     found = newest = history.latest_group()
     known = {record.id for record in newest}
     for row in history.rows(limit=MOST_BEFORE):
@@ -225,7 +225,7 @@ def _last_measured(history: History) -> list[RunRecord]:
 
 
 def _is_replicate(earlier: Sequence[RunRecord], later: Sequence[RunRecord]) -> bool:
-    """Whether all of `later` was measured in `earlier` too, which ended just before. A race may go on with fewer."""
+    """Returns whether all of `later` was measured in `earlier` too, which ended just before. A race may go on with fewer."""
     ends = [block.started_at + block.wall_s for record in earlier for block in record.blocks]
     begins = [record.created_at for record in later]
     measured = [_what(record) for record in earlier]
