@@ -13,6 +13,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from redline.analyze.statistics import median_interval
 from redline.bench.watch.hooks import Watch, install
+from redline.bench.watch.spool import ZERO_GRAD
 
 STEP_S = 5e-3
 STEPS = 100
@@ -69,7 +71,8 @@ def calls_of(watch: Watch, is_watched: bool) -> list[tuple[Callable[..., object]
 
     def backward(*_: object) -> None: ...
 
-    hooks = (watch._next_batch, watch._zero_grad, watch._forward, watch._backward)
+    zero_grad = partial(watch._timed, ZERO_GRAD, is_always=False)
+    hooks = (watch._next_batch, zero_grad, watch._forward, watch._backward)
     plain = (nothing, nothing, nothing, backward)
     around = [hook(call) for hook, call in zip(hooks, plain, strict=True)] if is_watched else list(plain)
     around += [watch._before_optimizer, watch._after_optimizer] if is_watched else [nothing, nothing]
@@ -117,7 +120,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        watch = install(folder, "")
+        watch = install(folder)
         own = own_cost(watch)
         print(f"the hooks alone: {own * 1e6:.1f} µs per step, {own / STEP_S:.2%} of a step of 5 ms", flush=True)
         cold = cold_cost(watch)

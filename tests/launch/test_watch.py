@@ -19,7 +19,6 @@ from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     START,
     SpoolReader,
-    WindowPlan,
     run_watched,
     script_command,
     watching_environment,
@@ -57,28 +56,6 @@ def test_a_signal_sent_to_us_goes_on_to_the_script(tmp_path: Path) -> None:
     assert watching.wait(60) == 23
 
 
-def test_a_signal_that_another_thread_gets_goes_on_to_the_script_too(tmp_path: Path) -> None:
-    """While the main thread is busy with a look at the machine, the kernel gives it to any other."""
-    ready, looking = tmp_path / "ready", tmp_path / "looking"
-    script = f"trap 'exit 23' USR1; touch {ready}; while :; do sleep 0.05; done"
-    program = f"""
-import os, pathlib, sys, threading, time
-from redline.launch.watch import run_watched
-threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-def look(pid):
-    if pathlib.Path({str(ready)!r}).exists():
-        pathlib.Path({str(looking)!r}).touch()
-        time.sleep(1)
-sys.exit(run_watched({[*SHELL, script]!r}, dict(os.environ), look))
-"""
-    watching = subprocess.Popen([sys.executable, "-c", program])
-    while not looking.exists():
-        assert watching.poll() is None
-        time.sleep(0.01)
-    watching.send_signal(signal.SIGUSR1)
-    assert watching.wait(60) == 23
-
-
 def test_our_own_signals_are_as_before_afterwards() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGTERM)
     run_watched([*SHELL, "exit 0"], dict(os.environ), quietly)
@@ -95,21 +72,26 @@ def test_a_script_gets_an_interpreter(tmp_path: Path) -> None:
     assert script_command([str(script)]) == [sys.executable, str(script)]
     script.write_text("#!/usr/bin/env python\n")
     assert script_command([str(script)]) == [str(script)]
-    mistakes = (
-        ([], "name the command"),
-        (["no-such-thing"], "no such command"),
-        (["--proflie"], "no such option"),
-        (["-m"], "no such option"),
-    )
-    for words, told in mistakes:
-        with pytest.raises(UsageError, match=told):
-            script_command(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "name the command"),
+        ("no-such-thing", "no such command"),
+        ("--proflie", "no such option"),
+        ("-m", "no such option"),
+    ],
+)
+def test_a_mistake_in_the_command_is_told(words: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        script_command(words.split())
 
 
 def test_an_interpreter_without_torch_is_left_as_it_is(tmp_path: Path) -> None:
     """Also with a `sitecustomize` of its own, which must run, and without our folder on its path."""
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.was_here = True")
-    environment = watching_environment(tmp_path, WindowPlan(steps=3), {**os.environ, "PYTHONPATH": str(tmp_path)})
+    environment = watching_environment(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)}, profiles=True)
     script = "import sys, json; print(json.dumps([was_here, sys.path, 'torch' in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     was_here, path, has_torch = json.loads(done.stdout)
@@ -121,7 +103,7 @@ def test_an_interpreter_without_torch_is_left_as_it_is(tmp_path: Path) -> None:
 def test_torch_is_watched_also_where_somebody_only_asked_for_it_before(tmp_path: Path) -> None:
     """As transformers does: is torch there? A stand-in for torch, which takes no time to import."""
     (tmp_path / "torch.py").write_text("name = 'a stand-in'")
-    environment = watching_environment(tmp_path, None, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    environment = watching_environment(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)})
     script = "import importlib.util as u; print(u.find_spec('torch') is not None); import torch; print(torch.name)"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["True", "a stand-in"]
@@ -149,12 +131,12 @@ def test_rows_and_facts_come_back_as_they_are_written(tmp_path: Path) -> None:
     (log,) = reader.refresh()
     assert [row[4] for row in log.reader.rows] == list(range(many))
     assert log.reader.rows[many - 1] == (KINDS[(many - 1) % len(KINDS)], 2.0, 3.0, float(many), many - 1)
-    assert log.process["rank"] == 3
+    assert log.fact("process")["rank"] == 3
     spool.put(DATA, 0.0, 1.0, 0.0)  # the time is written last
     with next(tmp_path.glob("*.facts")).open("ab") as file:
         file.write(b'{"kind": "pul')
     reader.refresh()
-    assert (len(log.reader.rows), log.pulses) == (many, [])
+    assert (len(log.reader.rows), log.fact("pulse")) == (many, {})
 
 
 class FakeCard(Card):

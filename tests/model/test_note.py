@@ -73,7 +73,7 @@ PROSE = (
 )
 """Fields that hold what is written for people."""
 SEARCHES = ("startswith", "endswith", "find", "index", "count", "removeprefix", "removesuffix", "search", "match")
-ENTRANCES = ("model/note.py", "bench/device/failure.py", "bench/watch/facts.py", "bench/doctor.py")
+ENTRANCES = ("model/note.py", "bench/device/failure.py", "bench/doctor.py")
 """Files that turn what foreign programs say into kinds and codes, and so must read it."""
 
 

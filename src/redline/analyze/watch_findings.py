@@ -13,9 +13,8 @@ from typing import Any
 
 from redline.analyze.finding import Finding, Lanes, Removal, Rule, findings_of, words_of
 from redline.analyze.ranks import LateRank
-from redline.analyze.watch import Drift
 from redline.model.record import Rates
-from redline.model.units import counted, format_bytes, format_seconds, format_share
+from redline.model.units import counted, format_seconds, format_share
 from redline.trace.selections import WORTH_A_LINE
 
 LISTENED_STEPS = 10
@@ -26,6 +25,7 @@ TINY = 10.0
 """An operator that takes less than so many times what calling one takes at the least, on one number and with warm caches."""
 TENSOR_CORES, AMPERE = 7.0, 8.0
 """NVIDIA GPUs are faster in fp16 from the first of these capabilities on, and in TF32 and bf16 from the second."""
+Removed = Removal | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +34,15 @@ class RunFacts:
 
     rates: Rates
     process: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, Any] = field(default_factory=dict)
     usage: Mapping[str, Any] = field(default_factory=dict)
-    drift: Drift | None = None
-    growth: tuple[float, float] | None = None
     starts_s: tuple[float, ...] = ()
     """Starting a loader's workers was so long each time, until the first batch."""
     ends_s: tuple[float, ...] = ()
     """Ending them took so long."""
-    operators: float | None = None
-    """Differentiable operators that a step calls."""
     late_rank: LateRank | None = None
     """The rank that the others wait for."""
     wait_s: float = 0.0
     """They wait so long for it in a step, with the exchange of gradients."""
-    out_of_memory: Mapping[str, Any] = field(default_factory=dict)
     of_run: bool = False
     """Gains are held against the whole run, not against the steps that count."""
 
@@ -59,19 +53,13 @@ class RunFacts:
     def words(self, gone: Removal) -> Mapping[str, str]:
         return words_of(gone) | {"share": format_share(gone.seconds / self.whole_s), "steps": str(self.rates.steps)}
 
-    def seconds(self, *phases: str) -> float:
-        """Returns seconds of the steps, or of the whole run; by the device's clock where there is one."""
-        spent = self.rates.run_s if self.of_run else {name: s * self.whole_s for name, s in self.rates.shares.items()}
+    def seconds(self, *phases: str, of_host: bool = False) -> float:
+        """Returns seconds of the steps by the device's clock where there is one, or by the host's; or seconds of the whole run."""
+        shares = self.rates.host_shares if of_host else self.rates.shares
+        spent = self.rates.run_s if self.of_run else {name: share * self.whole_s for name, share in shares.items()}
         return sum(spent.get(phase, 0.0) for phase in phases)
 
-    def host_seconds(self, *phases: str) -> float:
-        return sum(self.rates.host_shares.get(phase, 0.0) for phase in phases) * self.whole_s
-
-    def waited_s(self, seconds: float) -> float:
-        """Returns what the host is waiting in all steps, from what it waited in the few in which that was listened to."""
-        return min(seconds / LISTENED_STEPS * self.rates.steps, 0.999 * self.whole_s)
-
-    def without(self, seconds: float, count: int = 0, what: str = "") -> Removal | None:
+    def without(self, seconds: float, count: int = 0, what: str = "") -> Removal:
         """Returns the run without time in which nothing else was going on."""
         return Removal(saves_s=min(seconds, self.whole_s), seconds=seconds, count=count, what=what)
 
@@ -81,28 +69,27 @@ class RunFacts:
         return lanes.without(host_s=seconds, count=count, what=what)
 
     @property
+    def device(self) -> Mapping[str, Any]:
+        device: Mapping[str, Any] = self.process.get("device", {})
+        return device
+
+    @property
     def on_gpu(self) -> bool:
-        return self.process.get("device", {}).get("kind") in ("cuda", "rocm")
+        return self.device.get("kind") in ("cuda", "rocm")
 
     @property
     def capability(self) -> float:
         """The capability is that of an NVIDIA GPU; 0 where there is none."""
-        device = self.process.get("device", {})
-        return float(device.get("capability") or 0) if device.get("kind") == "cuda" else 0.0
+        return float(self.device.get("capability") or 0) if self.device.get("kind") == "cuda" else 0.0
 
     def of_models(self, what: str) -> int:
-        return sum(int(model.get(what) or 0) for model in self.models.get("models", []))
-
-    @property
-    def autocast(self) -> str | None:
-        """The number format of autocast; None without it."""
-        return self.usage.get("autocast")
+        return sum(int(model.get(what) or 0) for model in self.process.get("models", []))
 
     @property
     def computes_in_fp32(self) -> bool:
         """Weights in fp32 and no autocast: what matrix products then run in is up to the TF32 flags."""
-        dtypes = {name for model in self.models.get("models", []) for name in model.get("dtypes", {})}
-        return self.autocast is None and dtypes == {"float32"}
+        dtypes = {name for model in self.process.get("models", []) for name in model.get("dtypes", {})}
+        return self.usage.get("autocast") is None and dtypes == {"float32"}
 
     @property
     def loader(self) -> Mapping[str, Any] | None:
@@ -116,27 +103,20 @@ class RunFacts:
 
 
 def findings(facts: RunFacts) -> tuple[Finding, ...]:
-    """Whatever is worth changing, what would save the most first; what is about the result and not about time, before that."""
-    remarks = [finding for remark in REMARKS if (finding := remark(facts)) is not None]
+    """Whatever is worth changing, what would save the most first; after the causes what only shows, or makes the model itself faster."""
     timed = [*findings_of(STEP_RULES, facts), *findings_of(RUN_RULES, replace(facts, of_run=True))]
     causes = sorted(timed, key=lambda finding: (-finding.saves_s, finding.code))
-    return (*remarks, *causes, *findings_of(SYMPTOMS, facts), *findings_of(MODEL_RULES, facts))
+    return (*causes, *findings_of(SYMPTOMS, facts), *findings_of(MODEL_RULES, facts))
 
 
 # Each rule has a function here that says what it removes. A fact that is missing keeps it silent.
 
-Remove = Callable[[RunFacts], Removal | None]
+
+def phases(*names: str, only_if: Callable[[RunFacts], bool] = lambda _: True) -> Callable[[RunFacts], Removed]:
+    return lambda facts: facts.without(facts.seconds(*names)) if only_if(facts) else None
 
 
-def only_if(condition: Callable[[RunFacts], Any], removes: Remove) -> Remove:
-    return lambda facts: removes(facts) if condition(facts) else None
-
-
-def phases(*names: str) -> Remove:
-    return lambda facts: facts.without(facts.seconds(*names))
-
-
-def _restarts(facts: RunFacts) -> Removal | None:
+def _restarts(facts: RunFacts) -> Removed:
     """Removes all waiting for data and the ends of the workers: workers that come and go do take processors from those that load."""
     starts_s, ends_s = facts.starts_s[1:], sum(facts.ends_s)
     if not starts_s:
@@ -145,7 +125,7 @@ def _restarts(facts: RunFacts) -> Removal | None:
     return Removal(saves_s=saves_s, seconds=sum(starts_s) + ends_s, count=len(starts_s))
 
 
-def _pageable(facts: RunFacts) -> Removal | None:
+def _pageable(facts: RunFacts) -> Removed:
     """Pageable batches also cost time where they are received and freed, between the steps.
 
     What the host does besides stays; so does what the device computes, less what it idles while the host catches up.
@@ -153,47 +133,40 @@ def _pageable(facts: RunFacts) -> Removal | None:
     copies = facts.usage.get("copies", {})
     if not facts.on_gpu or copies.get("pageable", 0) <= copies.get("asked", 0) / 2:
         return None
-    host_s = facts.whole_s - facts.host_seconds("copy", "data", "other")
+    host_s = facts.whole_s - facts.seconds("copy", "data", "other", of_host=True)
     left_s = max(host_s, facts.seconds("forward", "backward", "optimizer") - host_s)
-    copied_s = max(facts.seconds("copy"), facts.host_seconds("copy"))
-    return Removal(saves_s=max(facts.whole_s - left_s, facts.seconds("copy")), seconds=copied_s)
+    copied_s = facts.seconds("copy")
+    return Removal(
+        saves_s=max(facts.whole_s - left_s, copied_s), seconds=max(copied_s, facts.seconds("copy", of_host=True))
+    )
 
 
-def _blocking(facts: RunFacts) -> Removal | None:
+def _blocking(facts: RunFacts) -> Removed:
     copies = facts.usage.get("copies", {})
     asked = copies.get("asked", 0)
     if not facts.on_gpu or copies.get("pageable", 0) > asked / 2 or copies.get("blocking", 0) <= asked / 2:
         return None
-    return facts.without_wait(facts.host_seconds("copy"))
+    return facts.without_wait(facts.seconds("copy", of_host=True))
 
 
-def _waits(facts: RunFacts) -> Removal | None:
+def _waits(facts: RunFacts) -> Removed:
     waits = sorted(facts.usage.get("waits", []), key=lambda wait: -wait["seconds"])
-    if not facts.on_gpu or sum(wait["count"] for wait in waits) < LISTENED_STEPS / 2:
+    count = sum(wait["count"] for wait in waits)
+    # What the host waits in all steps follows from the few in which that was listened to.
+    waited_s = sum(wait["seconds"] for wait in waits) / LISTENED_STEPS * facts.rates.steps
+    if not facts.on_gpu or count < LISTENED_STEPS / 2 or waited_s < WORTH_A_LINE * facts.whole_s:
         return None
-    waited_s = facts.waited_s(sum(wait["seconds"] for wait in waits))
-    if waited_s < WORTH_A_LINE * facts.whole_s:
-        return None
-    places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
-    count = round(sum(wait["count"] for wait in waits) / LISTENED_STEPS)
-    return facts.without_wait(waited_s, count, places)
+    places = ", ".join(f"{wait['where']} ({wait['how']})" for wait in waits[:3])
+    return facts.without_wait(min(waited_s, 0.999 * facts.whole_s), round(count / LISTENED_STEPS), places)
 
 
-def _kept_gradients(facts: RunFacts) -> Removal | None:
-    """Gradients that stay are also added to where fresh ones would be written: the backward pass reads them once more."""
-    calls = facts.usage.get("zero_grads", {})
-    if not calls.get("count") or calls["kept"] <= calls["count"] / 2:
-        return None
-    return Removal(saves_s=min(2 * calls["seconds"], facts.whole_s), seconds=calls["seconds"])
-
-
-def _unfused(facts: RunFacts) -> Removal | None:
+def _unfused(facts: RunFacts) -> Removed:
     plain = [one for one in facts.usage.get("optimizers", []) if one["can_fuse"] and not one["fused"]]
     names = " and ".join(dict.fromkeys(one["name"] for one in plain))
     return facts.without(facts.seconds("optimizer"), sum(one["tensors"] for one in plain), names) if plain else None
 
 
-def _threads(facts: RunFacts) -> Removal | None:
+def _threads(facts: RunFacts) -> Removed:
     """Threads that wait for each other on too few cores may take any time: only what is not computed stays for sure."""
     threads, cores = facts.process.get("threads") or 0, facts.process.get("cores") or 0
     if facts.on_gpu or not cores or threads <= cores:
@@ -201,84 +174,65 @@ def _threads(facts: RunFacts) -> Removal | None:
     return facts.without(facts.seconds("forward", "backward", "optimizer", "acting"), threads, counted(cores, "core"))
 
 
-def _calls(facts: RunFacts) -> Removal | None:
+def _calls(facts: RunFacts) -> Removed:
     """Removes the passes if they are a loop in Python that calls small operators again and again with the same weights."""
-    call_s, passes_s = facts.process.get("call_s"), facts.seconds("forward", "backward")
+    call_s, calls = facts.process.get("call_s"), facts.usage.get("operators")
     weights = sum(one["tensors"] for one in facts.usage.get("optimizers", []))
-    if facts.on_gpu or not call_s or not facts.operators or facts.operators < OPERATORS_OF_A_WEIGHT * weights:
+    if facts.on_gpu or not call_s or not calls or calls < OPERATORS_OF_A_WEIGHT * weights:
         return None
-    each_s = passes_s / facts.rates.steps / facts.operators
-    return facts.without(passes_s, round(facts.operators), format_seconds(each_s)) if each_s < TINY * call_s else None
+    passes_s = facts.seconds("forward", "backward")
+    each_s = passes_s / facts.rates.steps / calls
+    return facts.without(passes_s, round(calls), format_seconds(each_s)) if each_s < TINY * call_s else None
 
 
-def _late_rank(facts: RunFacts) -> Removal | None:
+def _late_rank(facts: RunFacts) -> Removed:
     """Ranks that are in step may also exchange their gradients faster, so only what the others do by themselves stays for sure."""
     late = facts.late_rank
     return None if late is None else facts.without(facts.wait_s * facts.rates.steps, late.rank, late.phase)
 
 
-def _scaler(facts: RunFacts) -> Removal | None:
-    scaler = facts.usage.get("scaler")
-    if not scaler or not scaler["enabled"] or facts.autocast == "torch.float16":
-        return None
-    waited_s = facts.waited_s(facts.usage.get("optimizer_wait_s", 0.0)) if facts.on_gpu else 0.0
-    return facts.without(max(facts.seconds("optimizer", "other"), facts.without_wait(waited_s).saves_s))
-
-
-def _drift(facts: RunFacts) -> Removal | None:
-    if facts.drift is None:
-        return None
-    later_s = facts.whole_s * (1 - facts.drift.share_before)
-    return facts.without(later_s * (1 - 1 / facts.drift.ratio), facts.drift.step)
+def _outliers(facts: RunFacts) -> Removed:
+    slow = facts.rates.outliers
+    return facts.without((facts.rates.outlier_share or 0.0) * facts.whole_s, slow) if slow >= 2 else None
 
 
 def _is_first_layout(facts: RunFacts) -> bool:
     """Convolutions on images in the channels-first layout. On a GPU fp32 convolutions gain nothing from another one."""
-    images = [shape for shape in facts.usage.get("inputs", []) if shape.partition(" ")[0].count("×") == 3]
-    is_low = facts.autocast is not None or not facts.computes_in_fp32
-    return (
-        bool(images)
-        and not facts.of_models("channels_last")
-        and facts.of_models("convolutions") > 0
-        and (not facts.on_gpu or is_low)
-    )
+    images = any(shape.partition(" ")[0].count("×") == 3 for shape in facts.usage.get("inputs", []))
+    is_low = not facts.on_gpu or not facts.computes_in_fp32
+    return images and is_low and facts.of_models("convolutions") > 0 and not facts.of_models("channels_last")
 
 
 def _is_strict(facts: RunFacts) -> bool:
     """Matrix products, or convolutions where the model has some, compute in fp32 without TF32."""
-    flags = facts.models.get("flags", {})
-    has_convolutions = facts.of_models("convolutions") > 0
-    return flags.get("matmul_precision") == "highest" or (has_convolutions and flags.get("cudnn_tf32") is False)
+    flags = facts.process.get("flags", {})
+    is_strict = facts.of_models("convolutions") > 0 and flags.get("cudnn_tf32") is False
+    return facts.capability >= AMPERE and (is_strict or flags.get("matmul_precision") == "highest")
 
 
 def _is_interpreted(facts: RunFacts) -> bool:
-    is_compiled = any(one.get("compiled") for one in facts.models.get("models", []))
-    return not is_compiled and facts.usage.get("replays", 0) <= facts.rates.steps / 2
+    return facts.on_gpu and not facts.of_models("compiled") and facts.usage.get("replays", 0) <= facts.rates.steps / 2
 
 
 # What they say
 
 
 def _wait(facts: RunFacts, removal: Removal) -> str:
-    workers = (facts.loader or {}).get("num_workers") or 0
-    source = "" if facts.loader is None else f" ({counted(workers, 'loader worker')})"
+    loader = facts.loader
+    source = "" if loader is None else f" ({counted(loader.get('num_workers') or 0, 'loader worker')})"
     return f"{facts.words(removal)['share']} of the time the training waits for its next batch{source}"
 
 
 def _load(facts: RunFacts, removal: Removal) -> str:
-    loader = facts.loader
-    if loader is None:
-        return (
-            "prepare the next batch in a thread while this step computes, or convert the data once before the loop and only "
-            "index it in the loop"
-        )
-    if not loader.get("num_workers"):
+    if facts.loader is None:
+        return "prepare the next batch in a thread while this step computes, or convert the data once before the loop"
+    if not facts.loader.get("num_workers"):
         return (
             "load in other processes: DataLoader(..., num_workers=N, persistent_workers=True), N up to the idle cores"
         )
     return (
-        f"more than {loader['num_workers']} workers, a larger prefetch_factor, or less work per sample: decode, resize and augment "
-        "once and store the result, or augment on the device"
+        f"more than {facts.loader['num_workers']} workers, a larger prefetch_factor, or less work per sample: decode, resize and "
+        "augment once and store the result, or augment on the device"
     )
 
 
@@ -292,13 +246,10 @@ def _read(facts: RunFacts, removal: Removal) -> str:
 
 
 def _precision(facts: RunFacts, removal: Removal) -> str:
-    low = "torch.bfloat16" if facts.capability >= AMPERE else "torch.float16"
-    scaler = "" if facts.capability >= AMPERE else ", and GradScaler"
+    low, scaler = ("torch.bfloat16", "") if facts.capability >= AMPERE else ("torch.float16", ", and GradScaler")
     return f'with torch.autocast("cuda", {low}): around forward pass and loss{scaler}'
 
 
-MODEL = phases("forward", "backward")
-PASSES = "forward and backward pass, {share} of the time,"
 STEP_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(code="data-wait", removes=phases("data"), says=_wait, change=_load, least_share=0.05),
     Rule(
@@ -326,13 +277,6 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         says=_read,
         change="keep metrics on the GPU (total += loss.detach()) and read them every 50 steps or at the end of an epoch",
         least_share=0.0,
-    ),
-    Rule(
-        code="zero-grad-fills",
-        removes=_kept_gradients,
-        says="zero_grad(set_to_none=False) writes zeros over every gradient: {share} of the time",
-        change="optimizer.zero_grad(), whose default set_to_none=True frees them instead",
-        least_share=0.01,
     ),
     Rule(
         code="unfused-optimizer",
@@ -365,16 +309,6 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         least_share=0.3,
     ),
     Rule(
-        code="needless-grad-scaler",
-        removes=_scaler,
-        says=lambda facts, removal: (
-            "GradScaler scales the loss and checks every gradient, but the model computes in "
-            + ("bf16, which has the range of fp32" if facts.autocast == "torch.bfloat16" else "fp32")
-        ),
-        change="call loss.backward() and optimizer.step() without GradScaler",
-        least_share=0.0,
-    ),
-    Rule(
         code="acting",
         removes=phases("acting"),
         says="acting in the environment, without gradients, takes {share} of the time",
@@ -390,63 +324,6 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
     ),
 )
 """Rules about the steps: their gain is that of the steps that count."""
-SYMPTOMS: tuple[Rule[RunFacts], ...] = (
-    Rule(
-        code="slow-steps",
-        removes=only_if(
-            lambda facts: facts.rates.outliers >= 2,
-            lambda facts: facts.without((facts.rates.outlier_share or 0.0) * facts.whole_s, facts.rates.outliers),
-        ),
-        says="{count} of {steps} steps take more than twice the median and cost {share} of the time",
-        change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
-        least_share=0.05,
-    ),
-    Rule(
-        code="slowdown",
-        removes=_drift,
-        says=lambda facts, removal: (
-            ""
-            if facts.drift is None
-            else f"from step {facts.drift.step} on ({format_seconds(facts.drift.at_s)} after the first) a step takes "
-            f"{facts.drift.ratio:.2f} times as long as before"
-        ),
-        change="compare what changed then: data, sequence length, clocks (redline monitor), other jobs on the machine",
-    ),
-)
-"""Rules that see that something is slow, and not what it is: told after the causes that are known."""
-MODEL_RULES: tuple[Rule[RunFacts], ...] = (
-    Rule(
-        code="autocast-off",
-        removes=only_if(lambda facts: facts.capability >= TENSOR_CORES and facts.computes_in_fp32, MODEL),
-        says=f"{PASSES} compute in fp32",
-        change=_precision,
-        least_share=0.3,
-    ),
-    Rule(
-        code="tf32-off",
-        removes=only_if(
-            lambda facts: facts.capability >= AMPERE and facts.computes_in_fp32 and _is_strict(facts), MODEL
-        ),
-        says=f"{PASSES} compute in strict fp32, without TF32",
-        change='torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 = True',
-        least_share=0.3,
-    ),
-    Rule(
-        code="channels-first",
-        removes=only_if(_is_first_layout, MODEL),
-        says=f"{PASSES} run convolutions in the channels-first layout",
-        change="model.to(memory_format=torch.channels_last) and the same for its inputs",
-        least_share=0.3,
-    ),
-    Rule(
-        code="not-compiled",
-        removes=only_if(lambda facts: facts.on_gpu and _is_interpreted(facts), MODEL),
-        says=f"{PASSES} run operator by operator",
-        change="model = torch.compile(model)",
-        least_share=0.3,
-    ),
-)
-"""Rules that make the model's own work faster, which is never all of it that they bound: told last."""
 RUN_RULES: tuple[Rule[RunFacts], ...] = (
     Rule(
         code="validation",
@@ -464,55 +341,31 @@ RUN_RULES: tuple[Rule[RunFacts], ...] = (
     ),
 )
 """Rules about the whole run: their gain is that of the run."""
-
-
-# These remarks are about the result, and not about time
-
-
-def _out_of_memory(facts: RunFacts) -> Finding | None:
-    told = facts.out_of_memory
-    if not told:
-        return None
-    held = sorted(told["held"].items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held if size)
-    largest = held[0][0] if held and held[0][1] else "unknown"
-    change = {
-        "weights": "fewer bytes per weight (bf16), or shard the model (FSDP)",
-        "gradients": "a smaller model per device: shard it (FSDP)",
-        "optimizer state": "an optimizer with less state, or shard it (ZeroRedundancyOptimizer, FSDP)",
-    }.get(largest, "a smaller batch with gradient accumulation, autocast, or torch.utils.checkpoint around the blocks")
-    snapshot = f"; the allocator's snapshot is {told.get('snapshot')} (https://pytorch.org/memory_viz)"
-    return _remark(
-        "out-of-memory",
-        f"memory ran out in the {told['phase']} pass after step {told['step']}, at {told['where']}: "
-        f"{parts or 'nothing of it is known'}{snapshot if told.get('snapshot') else ''}",
-        change,
+SYMPTOMS: tuple[Rule[RunFacts], ...] = (
+    Rule(
+        code="slow-steps",
+        removes=_outliers,
+        says="{count} of {steps} steps take more than twice the median and cost {share} of the time",
+        change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
+        least_share=0.05,
+    ),
+)
+"""Rules that see that something is slow, and not what it is: told after the causes that are known."""
+MODEL_RULES: tuple[Rule[RunFacts], ...] = tuple(
+    Rule(
+        code=code,
+        removes=phases("forward", "backward", only_if=condition),
+        says=f"forward and backward pass, {{share}} of the time, {does}",
+        change=change,
+        least_share=0.3,
     )
-
-
-def _no_scaler(facts: RunFacts) -> Finding | None:
-    scaler = facts.usage.get("scaler")
-    if facts.autocast != "torch.float16" or (scaler and scaler["enabled"]) or not facts.rates.steps:
-        return None
-    return _remark(
-        "no-grad-scaler",
-        "fp16 without GradScaler: small gradients become zero",
-        "scaler = torch.amp.GradScaler(), scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update(); or bf16",
+    for code, condition, does, change in (
+        ("autocast-off", lambda facts: facts.capability >= TENSOR_CORES and facts.computes_in_fp32, "compute in fp32", _precision),
+        ("tf32-off", lambda facts: facts.computes_in_fp32 and _is_strict(facts), "compute in strict fp32, without TF32",
+         'torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 = True'),
+        ("channels-first", _is_first_layout, "run convolutions in the channels-first layout",
+         "model.to(memory_format=torch.channels_last) and the same for its inputs"),
+        ("not-compiled", _is_interpreted, "run operator by operator", "model = torch.compile(model)"),
     )
-
-
-def _memory_grows(facts: RunFacts) -> Finding | None:
-    if facts.growth is None:
-        return None
-    return _remark(
-        "memory-grows",
-        f"the memory held between steps grows by {format_bytes(int(facts.growth[1] * 60))} per minute",
-        "look for tensors that are kept with their graph: append loss.detach() or float(loss) instead of loss",
-    )
-
-
-def _remark(code: str, evidence: str, change: str) -> Finding:
-    return Finding(code=code, evidence=evidence, next=change, gain_bound=1.0)
-
-
-REMARKS = (_out_of_memory, _no_scaler, _memory_grows)
+)  # fmt: skip
+"""Rules that make the model's own work faster, which is never all of it that they bound: told last."""

@@ -16,15 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -34,20 +31,18 @@ from redline import __version__
 from redline.analyze.finding import Finding
 from redline.analyze.profile import profile_of
 from redline.analyze.ranks import late_rank
-from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of, wait_for
+from redline.analyze.watch import Reader, Steps, main_logs, rates_of, wait_for
 from redline.analyze.watch_findings import RunFacts, findings
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     ProcessLog,
     SpoolReader,
-    WindowPlan,
     end_like,
-    plan_text,
     run_watched,
     script_command,
     watching_environment,
 )
-from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
+from redline.model.errors import RedlineError, StoreError, UsageError
 from redline.model.identity import record_key
 from redline.model.metrics import THROUGHPUT, Fact, Figure, Headline, Row, Table
 from redline.model.metrics import Block as TextBlock
@@ -64,7 +59,6 @@ from redline.model.record import (
     Prepared,
     Rates,
     RunRecord,
-    TelemetrySample,
     TraceRef,
     Warmup,
     Watched,
@@ -75,7 +69,7 @@ from redline.model.record import (
 )
 from redline.model.settings import OUTPUT, setting
 from redline.model.spec import RunSpec, WorkloadSpec
-from redline.model.units import format_bytes, format_ratio, format_share, significant
+from redline.model.units import format_ratio, format_share, significant
 from redline.show.result import Result, terminal
 from redline.show.terminal import make_console
 from redline.show.trackers import check_tracker, log_result
@@ -92,6 +86,10 @@ BLOCK_STEPS, MOST_BLOCKS = 1000, 100
 INTERRUPTS = (-2, -15, 130, 143)
 FEWEST_STEPS = 20
 """The alarm compares pieces of the run of at least so many steps."""
+NOTHING_SEEN = (
+    "no optimizer step, backward pass or batch of a DataLoader was seen: the command trains nothing with torch, or its "
+    "interpreter ignores PYTHONPATH; a loop of another kind counts its steps by watch.step() in 'with redline.watch() as watch:'"
+)
 DELIVERY_S = 30.0
 """An alert must be delivered within this time."""
 
@@ -101,7 +99,6 @@ WHOLE_RATE = Figure(name="whole_steps_per_s", header="over the run", better="hig
 RUN_TIME = Figure(name="run_time", unit="s", header="run", doc="From the first step's beginning to what was last seen.")
 FIRST_STEP = Figure(name="first_step", unit="s", better="lower")
 SLOW_STEPS = Figure(name="slow_steps", better="lower", doc="Steps of more than twice the median.")
-LOSS = Figure(name="loss", doc="The last one that was seen.")
 RUN_ENERGY = Figure(name="energy", unit="J", better="lower", doc="Of the GPUs in use, or of the CPU's packages.")
 UTILISATION = Figure(name="utilisation", unit="share", header="GPU busy", doc="How busy the GPU said it was.")
 PEAK = Figure(name="peak_memory", unit="B", better="lower", doc="Reserved on a GPU, on a CPU resident.")
@@ -109,6 +106,17 @@ PHASE_TIME = Figure(name="time", unit="s", doc="Over the whole run.")
 RUN_SHARE = Figure(name="share", unit="share", header="of the run")
 STEP_SHARE = Figure(name="step_share", unit="share", header="of a step", doc="Of the steps that count.")
 BOUND = Figure(name="gain_bound", unit="x", header="at most", doc="How many times faster without it, at most.")
+
+
+def share_of(name: str, text: str) -> float:
+    """`20%` or `0.2`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise UsageError(f"--alert-drop must be a share between 0 and 100 %, such as 20%, got {text!r}")
+    return share
 
 
 # The command
@@ -132,12 +140,11 @@ def watch_(
         ),
     ] = (),
     *,
-    profile: Annotated[bool, setting("Also capture a few steps with torch's profiler.")] = False,
-    window: Annotated[int | None, setting("With --profile: how many steps to capture. Default: 5.", least=1)] = None,
-    alert: Annotated[
-        str | None, setting("Run this, or post to it, when the throughput falls.", shape="COMMAND|URL")
+    profile: Annotated[bool, setting("Also capture five steps with torch's profiler.")] = False,
+    alert: Annotated[str | None, setting("Run this command when the throughput falls.", shape="COMMAND")] = None,
+    alert_drop: Annotated[
+        Any, setting("How far it must fall. Default: 20%.", kind=str, shape="SHARE", read=share_of)
     ] = None,
-    alert_drop: Annotated[str | None, setting("How far it must fall. Default: 20%.", shape="SHARE")] = None,
     name: Annotated[str | None, setting("What to call it in the history. Default: the script's name.")] = None,
     summary: Annotated[
         Any, setting("Write the summary as a JSON document.", group=OUTPUT, kind=Path, shape="FILE")
@@ -153,55 +160,57 @@ def watch_(
 
     At its end Redline says what to change. Its output, exit code and signals pass through; what Redline says goes to stderr. The record goes into the history.
     """
-    if window is not None and not profile:
-        raise UsageError("--window says how many steps --profile captures: give --profile as well")
     if summary is not None and (summary.is_dir() or not summary.parent.is_dir()):
         why = "it is a folder" if summary.is_dir() else f"there is no folder {summary.parent}"
         raise UsageError(f"cannot write {summary}: {why}")
     if log is not None:
         check_tracker(log)
-    alarm = _alarm(alert, alert_drop)
+    if alert_drop is not None and alert is None:
+        raise UsageError("--alert-drop says when --alert is due: give --alert as well")
+    if alert is not None and not alert.strip():
+        raise UsageError("--alert needs a command, got nothing")
+    alarm = None if alert is None else Alarm(alert, alert_drop or 0.2)
 
-    def on_rates(rates: Rates, card: TelemetrySample | None) -> None:
+    def on_rates(rates: Rates) -> None:
         if not quiet and sys.stderr.isatty():
-            print(f"redline: {status_line(rates, card)}", file=sys.stderr)  # noqa: T201  (stdout is the script's)
+            _say(status_line(rates))
         if alarm is not None:
             alarm.hear(rates)
 
     with use(None) as workspace:
-        record = run_script(command, workspace, plan=WindowPlan(steps=window or 5) if profile else None, name=name, on_rates=on_rates)  # fmt: skip
+        record = run_script(command, workspace, profiles=profile, name=name, on_rates=on_rates)
     result = result_of(record)
-    complaints = []
     if not quiet:
         make_console(stderr=True).print(terminal(result, verbose=verbose))
-    if summary is not None:
-        try:
+    try:  # the script has run, and its exit code stays
+        if summary is not None:
             summary.write_text(result.to_json(), encoding="utf-8")
-        except OSError as error:
-            complaints.append(f"cannot write {summary}: {error.strerror}")
-    if log is not None:
-        try:
-            complaints.append(f"logged: {log_result(result, log)}")
-        except RedlineError as error:  # the script has run, and its exit code stays
-            complaints.append(str(error))
-    for complaint in complaints:
-        print(f"redline: {complaint}", file=sys.stderr)  # noqa: T201  (stdout is the script's)
+        if log is not None:
+            _say(f"logged: {log_result(result, log)}")
+    except OSError as error:
+        _say(f"cannot write {summary}: {error.strerror}")
+    except RedlineError as error:
+        _say(str(error))
     assert record.watched is not None
     return end_like(record.watched.exit_code or 0)
+
+
+def _say(text: str) -> None:
+    print(f"redline: {text}", file=sys.stderr)  # noqa: T201  (stdout is the script's)
 
 
 def run_script(
     words: Sequence[str],
     workspace: Workspace,
     *,
-    plan: WindowPlan | None = None,
+    profiles: bool = False,
     name: str | None = None,
-    on_rates: Callable[[Rates, TelemetrySample | None], None] = lambda rates, card: None,
+    on_rates: Callable[[Rates], None] = lambda rates: None,
 ) -> RunRecord:
-    """Run a training command unchanged and watch its steps; `on_rates` is told of them and of the GPU every few seconds."""
+    """Run a training command unchanged and watch its steps; `on_rates` is told of them every few seconds."""
     command = script_command(words)
     name = name or script_name(command)
-    with tempfile.TemporaryDirectory(prefix="redline-watch-") as folder:
+    with tempfile.TemporaryDirectory(prefix="redline-watch-") as folder, _held(workspace, name) as hold:
         reader, meters = SpoolReader(Path(folder), Reader), Meters()
         due = time.monotonic() + STATUS_S
 
@@ -212,17 +221,16 @@ def run_script(
                 due = time.monotonic() + STATUS_S
                 logs = reader.refresh()
                 rates, card = rates_of(logs), meters.latest(card_uuids(logs))
-                on_rates(rates, card)
+                on_rates(rates)
                 if hold is not None:
-                    hold.tell(rates.steps, None, status_line(rates, card))
+                    hold.tell(rates.steps, None, status_line(rates))
                     if card is not None:
                         hold.observe(card)
 
         started_at = time.time()
-        with _held(workspace, name) as hold:
-            code = run_watched(command, watching_environment(Path(folder), plan, os.environ), tick)
+        code = run_watched(command, watching_environment(Path(folder), os.environ, profiles=profiles), tick)
         meters.look(os.getpid(), at_once=True)
-        return keep(Seen(name, tuple(command), started_at, code, reader.refresh(), meters, plan is not None), workspace)
+        return keep(Seen(name, tuple(command), started_at, code, reader.refresh(), meters, profiles), workspace)
 
 
 @contextmanager
@@ -245,62 +253,21 @@ def script_name(command: Sequence[str]) -> str:
     return Path(command[0]).name
 
 
-def status_line(rates: Rates, card: TelemetrySample | None = None) -> str:
-    """How it goes, on one line; with what the GPU says of itself, `?` where it does not tell."""
+def status_line(rates: Rates) -> str:
+    """How it goes, on one line."""
     if not rates.steps:
         return "no step yet"
-    shares = {name: share for name, share in rates.shares.items() if share >= 0.005}
-    parts = [
-        f"step {rates.steps}",
-        f"{_rate(rates.steps_per_s)} steps/s",
-        f"{_rate(rates.samples_per_s)} samples/s",
-        " ".join(f"{name} {format_share(share)}" for name, share in shares.items()),
-        *([f"loss {rates.loss:.4g}"] if rates.loss is not None else []),
-        *([f"{rates.outliers} slow steps"] if rates.outliers else []),
-    ]
-    if card is not None:
-        busy = "?" if card.utilisation is None else format_share(card.utilisation)
-        held = "?" if card.memory_used_bytes is None else format_bytes(card.memory_used_bytes)
-        parts.append(f"GPU {busy} {held} {'?' if card.power_w is None else f'{card.power_w:.0f} W'}")
-    return " · ".join(part for part in parts if part)
-
-
-def _rate(value: float | None) -> str:
-    return "?" if value is None else significant(value, 4)
-
-
-# The alarm
-
-
-def _alarm(alert: str | None, drop: str | None) -> Alarm | None:
-    if drop is not None and alert is None:
-        raise UsageError("--alert-drop says when --alert is due: give --alert as well")
-    if alert is None:
-        return None
-    if not alert.strip():
-        raise UsageError("--alert needs a command or a URL, got nothing")
-    if alert.startswith(("http://", "https://")) and not urlsplit(alert).hostname:
-        raise UsageError(f"--alert needs a URL with a host, got {alert!r}")
-    return Alarm(alert, parse_share(drop or "20%"))
-
-
-def parse_share(text: str) -> float:
-    """`20%` or `0.2`."""
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise UsageError(f"--alert-drop must be a share such as 20% or 0.2, got {text!r}") from None
-    if not 0 < share < 1:
-        raise UsageError(f"--alert-drop must be between 0 and 100 %, got {text!r}")
-    return share
+    shares = (f"{name} {format_share(share)}" for name, share in rates.shares.items() if share >= 0.005)
+    paces = ((rates.steps_per_s, "steps/s"), (rates.samples_per_s, "samples/s"))
+    known = (f"{significant(pace, 4)} {unit}" for pace, unit in paces if pace is not None)
+    return " · ".join((f"step {rates.steps}", *known, " ".join(shares), f"{rates.outliers} slow steps"))
 
 
 class Alarm:
     """Compares the pace of the newest steps with the best pace so far. It alerts once per drop, and again after a recovery."""
 
-    def __init__(self, target: str, drop: float, deliver: Callable[[str, bytes], None] | None = None) -> None:
-        self._target, self._drop = target, drop
-        self._deliver = deliver or deliver_alert
+    def __init__(self, command: str, drop: float) -> None:
+        self._command, self._drop = command, drop
         self._seen: tuple[int, float] | None = None
         self._best = 0.0
         self._is_down = False
@@ -309,31 +276,20 @@ class Alarm:
         if rates.steps_per_s is None:
             return
         steps, seconds = rates.steps, rates.steps / rates.steps_per_s
-        if self._seen is None:
-            self._seen = (steps, seconds)
-        newer, took = steps - self._seen[0], seconds - self._seen[1]
-        if newer < FEWEST_STEPS or took <= 0:
+        before = self._seen = self._seen or (steps, seconds)
+        if steps - before[0] < FEWEST_STEPS or seconds <= before[1]:
             return
-        self._seen = (steps, seconds)
-        pace = newer / took
-        is_down = pace < (1 - self._drop) * self._best
-        if is_down and not self._is_down:
+        self._seen, pace = (steps, seconds), (steps - before[0]) / (seconds - before[1])
+        was_down, self._is_down = self._is_down, pace < (1 - self._drop) * self._best
+        if self._is_down and not was_down:
             event = {"event": "throughput-fell", "step": steps, "steps_per_s": pace, "best_steps_per_s": self._best}
-            self._deliver(self._target, msgspec.json.encode(event))
-        self._is_down = is_down
+            try:
+                subprocess.run(
+                    self._command, shell=True, input=msgspec.json.encode(event), timeout=DELIVERY_S, check=True
+                )
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                _say(f"the alert was not delivered: {error}")
         self._best = max(self._best, pace)
-
-
-def deliver_alert(target: str, body: bytes) -> None:
-    """Post to a URL, or run a command with the message on its stdin. A failure is reported and has no other effect."""
-    try:
-        if target.startswith(("http://", "https://")):
-            request = urllib.request.Request(target, body, {"Content-Type": "application/json"})
-            urllib.request.urlopen(request, timeout=DELIVERY_S).close()
-        else:
-            subprocess.run(target, shell=True, input=body, timeout=DELIVERY_S, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        print(f"redline: the alert was not delivered: {error}", file=sys.stderr)  # noqa: T201  (nobody else tells)
 
 
 # In a program
@@ -342,8 +298,8 @@ def deliver_alert(target: str, body: bytes) -> None:
 class Watch:
     """A loop in this program, watched: `with redline.watch() as watch: …`; afterwards `watch.result`."""
 
-    def __init__(self, name: str | None, plan: WindowPlan | None, workspace: Workspace | None) -> None:
-        self._name, self._plan, self._workspace = name, plan, workspace
+    def __init__(self, name: str | None, profiles: bool, workspace: Workspace | None) -> None:
+        self._name, self._profiles, self._workspace = name, profiles, workspace
         self._folder: Path | None = None
         self._installed: Any = None
         self.record: RunRecord | None = None
@@ -352,8 +308,6 @@ class Watch:
     def __enter__(self) -> Self:
         from redline.bench.watch.hooks import install, installed  # loads torch, in a program that uses it
 
-        if self._folder is not None:  # a training that a library's callback began has failed, and begins again
-            self.__exit__(RuntimeError, None, None)
         outer = sys.modules.get("_redline_watch.hooks")  # of `redline watch`, which started this program
         around = outer.installed() if outer is not None else installed()
         if around is not None and (outer is not None or around.log is not None):
@@ -365,7 +319,7 @@ class Watch:
         self._beside = BesideProgram(self._meters)
         self._started_at = time.time()
         self._beside.start()
-        self._installed = install(str(self._folder), plan_text(self._plan), in_program=True)
+        self._installed = install(str(self._folder), profiles=self._profiles, in_program=True)
         return self
 
     def step(self, samples: float | None = None) -> None:
@@ -376,9 +330,7 @@ class Watch:
             self._meters.look(os.getpid())
         self._installed.manual_step(samples)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         installed, self._installed = self._installed, None
         folder, self._folder = self._folder, None
         if folder is None:
@@ -386,12 +338,11 @@ class Watch:
         installed.remove()
         self._beside.stop()
         self._meters.look(os.getpid(), at_once=True)
+        name, code = self._name or Path(sys.argv[0] or "program").name, None if kind is None else 1
         logs = SpoolReader(folder, Reader).refresh()
-        name = self._name or Path(sys.argv[0] or "program").name
-        code = None if kind is None else 1
-        seen = Seen(name, tuple(sys.argv), self._started_at, code, logs, self._meters, self._plan is not None)
         try:
             with use(self._workspace) as opened:
+                seen = Seen(name, tuple(sys.argv), self._started_at, code, logs, self._meters, self._profiles)
                 self.record = keep(seen, opened)
                 self.result = result_of(self.record)
         finally:
@@ -401,66 +352,9 @@ class Watch:
         return str(self.result) if self.result is not None else "a watch that has not ended, or is part of another"
 
 
-def watch(
-    *, name: str | None = None, profile: bool = False, window: int = 5, workspace: Workspace | None = None
-) -> Watch:
-    """Watch the training loop inside the `with` block; `profile` also captures `window` steps of it."""
-    if window < 1:
-        raise UsageError(f"window must be 1 or more, got {window}")
-    return Watch(name, WindowPlan(steps=window) if profile else None, workspace)
-
-
-def lightning_callback(**options: Any) -> Any:
-    """A callback for Lightning's Trainer that watches `fit` and prints what it saw; `.watch.result` afterwards."""
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        try:
-            from pytorch_lightning import Callback
-        except ImportError:
-            raise MissingExtra("redline.lightning_callback", "lightning", "lightning") from None
-
-    class RedlineWatch(Callback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.watch = watch(**options)
-
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            self.watch.__enter__()
-
-        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-            self._end(trainer)
-
-        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self._end(trainer, exception)
-
-        def _end(self, trainer: Any, error: BaseException | None = None) -> None:
-            self.watch.__exit__(type(error) if error else None, error, None)
-            if trainer.is_global_zero:
-                sys.stderr.write(str(self.watch))
-
-    return RedlineWatch()
-
-
-def trainer_callback(**options: Any) -> Any:
-    """A callback for transformers' Trainer that watches `train` and prints what it saw; `.watch.result` afterwards."""
-    try:
-        from transformers import TrainerCallback
-    except ImportError:
-        raise MissingExtra("redline.trainer_callback", "transformers", "hf") from None
-
-    class RedlineWatch(TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.watch = watch(**options)
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.watch.__enter__()
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.watch.__exit__(None, None, None)
-            if state.is_world_process_zero:
-                sys.stderr.write(str(self.watch))
-
-    return RedlineWatch()
+def watch(*, name: str | None = None, profile: bool = False, workspace: Workspace | None = None) -> Watch:
+    """Watch the training loop inside the `with` block; `profile` also captures five steps of it."""
+    return Watch(name, profile, workspace)
 
 
 # The record
@@ -476,26 +370,12 @@ class Seen:
     exit_code: int | None
     logs: Sequence[ProcessLog]
     meters: Meters
-    is_to_profile: bool = False
+    profiles: bool = False
 
     @property
     def broken(self) -> str:
         """Why watching ended before the script did; empty where it did not."""
         return next((str(log.facts["broken"]["error"]) for log in self.logs if "broken" in log.facts), "")
-
-    @property
-    def out_of_memory(self) -> dict[str, Any]:
-        """The first process that ran out of memory wrote this about it; empty if none did."""
-        return next((log.facts["oom"] for log in self.logs if "oom" in log.facts), {})
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The steps that were profiled: their trace, which lies beside the history, and what it says."""
-
-    findings: tuple[WatchFinding, ...] = ()
-    windows: tuple[Window, ...] = ()
-    trace: TraceRef | None = None
 
 
 def keep(seen: Seen, workspace: Workspace) -> RunRecord:
@@ -503,82 +383,98 @@ def keep(seen: Seen, workspace: Workspace) -> RunRecord:
 
     Where it cannot be written the record says so: the script has run, and its figures and exit code stay.
     """
-    record_id, profile, trouble = new_id(), Profile(), ""
+    record_id = new_id()
     try:
-        _keep_snapshots(seen, workspace, record_id)
-        profile = _profile_of(seen, workspace, record_id)
+        record = record_of(seen, record_id, workspace.traces)
+        workspace.journal.begin(msgspec.structs.replace(record, blocks=()))
+        workspace.journal.finish(record)
+        return record
     except OSError as error:
         trouble = f"the history's folder cannot be written: {error.strerror}"
-    record = record_of(seen, record_id, profile)
-    if not trouble:
-        try:
-            workspace.journal.begin(msgspec.structs.replace(record, blocks=()))
-            workspace.journal.finish(record)
-        except StoreError as error:
-            trouble = f"the record was not kept: {error}"
-    notes = (*record.notes, note("not-kept", trouble)) if trouble else record.notes
-    return msgspec.structs.replace(record, notes=notes)
+    except StoreError as error:
+        trouble = f"the record was not kept: {error}"
+    record = record_of(seen, record_id)
+    return msgspec.structs.replace(record, notes=(*record.notes, note("not-kept", trouble)))
 
 
-def record_of(seen: Seen, record_id: str, profile: Profile | None = None) -> RunRecord:
-    profile = profile or Profile()
-    logs = main_logs(seen.logs)
-    if not logs:
-        return _empty_record(seen, record_id)
-    ranks = [Steps(log.reader) for log in logs]
-    rates = rates_of(logs)
+def record_of(seen: Seen, record_id: str, traces: Path | None = None) -> RunRecord:
+    """Makes the record; `traces` is the folder for the trace of the steps that were profiled."""
+    logs, uuids, meters = main_logs(seen.logs), card_uuids(seen.logs), seen.meters
+    ranks, rates = [Steps(log.reader) for log in logs], rates_of(logs)
     if seen.broken:  # a few steps of many: where their time went says nothing of the rest
         rates = msgspec.structs.replace(rates, shares={}, host_shares={}, run_s={})
+    reserved = [size for log in logs if (size := log.fact("usage").get("reserved"))]
+    resident = max((size for _, size in meters.resident), default=None)
+    watched = Watched(
+        **msgspec.structs.asdict(rates),
+        command=seen.command,
+        exit_code=seen.exit_code,
+        started_at=seen.started_at,
+        gpu_utilisation=meters.utilisation(uuids),
+        energy_j=meters.energy_j(uuids),
+        ranks=max(len(logs), 1),
+        peak_bytes=max(reserved, default=resident),
+        paused_s=rates.run_s.get("validation", 0.0) + rates.run_s.get("profiling", 0.0),
+    )
+    workload = WorkloadSpec(model=f"watch:{seen.name}", task="train")
+    record = RunRecord(id=record_id, spec=RunSpec(workload=workload), created_at=seen.started_at, watched=watched)
+    if not logs:
+        failure = Failure(stage="watch", kind="user", message=f"{NOTHING_SEEN} {seen.broken}".rstrip())
+        return msgspec.structs.replace(record, failure=failure, stopped="failed")
     prepared = _prepared(seen, logs[0], ranks[0], rates)
     device = prepared.environment.device
     where = device.kind if device.index is None else f"{device.kind}:{device.index}"
-    workload = WorkloadSpec(model=f"watch:{seen.name}", task="train", batch=prepared.workload.batch)
-    spec = RunSpec(workload=workload, device=where)
-    record = RunRecord(
-        id=record_id,
-        spec=spec,
-        key=record_key(spec, prepared),
-        created_at=seen.started_at,
-        prepared=prepared,
-        blocks=_blocks(seen, ranks[0]),
-        trace=profile.trace,
-        stopped="interrupted" if seen.exit_code else "target",
-        notes=tuple(_notes(seen, ranks[0], profile)),
+    spec = RunSpec(workload=msgspec.structs.replace(workload, batch=prepared.workload.batch), device=where)
+    trace, windows, causes = _profiled(logs[0], ranks[0], traces, record_id)
+    own = _findings(logs, ranks, rates, record) if rates.shares else ()
+    known = {finding.code for finding in causes}  # the profile knows more of the same causes
+    blocks = _blocks(seen, ranks[0])
+    last = msgspec.structs.replace(
+        blocks[-1], memory=Memory(peak_rss_bytes=resident), telemetry=meters.telemetry(uuids)
     )
-    return msgspec.structs.replace(record, watched=_watched(seen, logs, ranks, rates, profile, record))
+    seconds = float(ranks[0].ended_s[-1] - ranks[0].ended_s[0] + ranks[0].wall_s[0])
+    watched = msgspec.structs.replace(
+        watched,
+        seconds=seconds,
+        power_w=watched.energy_j / seconds if watched.energy_j is not None and seconds > 0 else None,
+        findings=(*causes, *(finding for finding in own if finding.code not in known)),
+        windows=windows,
+    )
+    return msgspec.structs.replace(
+        record, spec=spec, key=record_key(spec, prepared), prepared=prepared, blocks=(*blocks[:-1], last), trace=trace,
+        stopped="interrupted" if seen.exit_code else "target", notes=tuple(_notes(seen, ranks[0], watched)), watched=watched,
+    )  # fmt: skip
 
 
-def _notes(seen: Seen, steps: Steps, profile: Profile) -> Iterable[Note]:
+def _notes(seen: Seen, steps: Steps, watched: Watched) -> Iterable[Note]:
     code = seen.exit_code
     if code and code not in INTERRUPTS:
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
         yield note("failed", f"the script ended with {how}; its steps until then are reported")
     if steps.is_by_batch:
         yield note("by-batch", "neither optimizer nor backward pass was seen: each batch counts as a step")
-    if seen.is_to_profile and not profile.windows:
+    if seen.profiles and not watched.windows:
         yield note("nothing-captured", "no steps were profiled: the loop ended before the capture did")
     if seen.broken:
         yield note("interrupted", f"watching ended before the script did: {seen.broken}")
 
 
-def _empty_record(seen: Seen, record_id: str) -> RunRecord:
-    """No step was seen."""
-    why = (
-        "no optimizer step, backward pass or batch of a DataLoader was seen: the command trains nothing with torch, or its "
-        "interpreter ignores PYTHONPATH; a loop of another kind counts its steps by watch.step() in 'with redline.watch() as watch:'"
+def _findings(
+    logs: Sequence[ProcessLog], ranks: Sequence[Steps], rates: Rates, record: RunRecord
+) -> tuple[WatchFinding, ...]:
+    parts = tuple(steps.own_part(rank) for rank, steps in enumerate(ranks))
+    block = Block(kind="throughput", clock="host", samples=parts[0].samples, ranks=parts)
+    late = late_rank(msgspec.structs.replace(record, blocks=(block,))) if all(part.samples for part in parts) else None
+    facts = RunFacts(
+        rates=rates,
+        process=logs[0].fact("process"),
+        usage=logs[0].fact("usage"),
+        starts_s=tuple(logs[0].reader.starts),
+        ends_s=tuple(logs[0].reader.ends),
+        late_rank=late,
+        wait_s=wait_for(late, parts) if late is not None else 0.0,
     )
-    failure = Failure(stage="watch", kind="user", message=f"{why}{f' ({seen.broken})' if seen.broken else ''}")
-    remarks = _kept_findings(findings(RunFacts(rates=Rates(), out_of_memory=seen.out_of_memory)))
-    if remarks:
-        failure = Failure(stage="watch", kind="oom", message=remarks[0].text)
-    watched = Watched(
-        command=seen.command, exit_code=seen.exit_code, started_at=seen.started_at, findings=remarks,
-        gpu_utilisation=seen.meters.utilisation(set()), energy_j=seen.meters.energy_j(set()),
-    )  # fmt: skip
-    spec = RunSpec(workload=WorkloadSpec(model=f"watch:{seen.name}", task="train"))
-    return RunRecord(
-        id=record_id, spec=spec, created_at=seen.started_at, watched=watched, failure=failure, stopped="failed"
-    )
+    return _kept_findings(findings(facts))
 
 
 def _kept_findings(causes: Iterable[Finding]) -> tuple[WatchFinding, ...]:
@@ -588,66 +484,18 @@ def _kept_findings(causes: Iterable[Finding]) -> tuple[WatchFinding, ...]:
     )
 
 
-def _watched(
-    seen: Seen, logs: Sequence[ProcessLog], ranks: Sequence[Steps], rates: Rates, profile: Profile, record: RunRecord
-) -> Watched:
-    log, steps, uuids = logs[0], ranks[0], card_uuids(seen.logs)
-    energy_j, seconds = seen.meters.energy_j(uuids), float(steps.ended_s[-1] - steps.ended_s[0] + steps.wall_s[0])
-    pulses = [pulse for pulse in log.pulses if pulse.get("operators") is not None]
-    ran = pulses[-1]["step"] - pulses[0]["step"] if pulses else 0
-    parts = tuple(steps.own_part(rank) for rank, steps in enumerate(ranks))
-    block = Block(kind="throughput", clock="host", samples=parts[0].samples, ranks=parts)
-    late = late_rank(msgspec.structs.replace(record, blocks=(block,))) if all(part.samples for part in parts) else None
-    facts = RunFacts(
-        rates=rates,
-        process=log.process,
-        models=log.facts.get("models", {}),
-        usage=log.facts.get("usage", {}),
-        drift=drift_of(steps),
-        growth=growth_of(log.pulses, seen.meters.resident),
-        starts_s=tuple(log.reader.starts),
-        ends_s=tuple(log.reader.ends),
-        operators=(pulses[-1]["operators"] - pulses[0]["operators"]) / ran if ran > 0 else None,
-        late_rank=late,
-        wait_s=wait_for(late, parts) if late is not None else 0.0,
-        out_of_memory=seen.out_of_memory,
-    )
-    own = _kept_findings(findings(facts)) if rates.shares or seen.out_of_memory else ()
-    known = {finding.code for finding in profile.findings}
-    return Watched(
-        **msgspec.structs.asdict(rates),
-        command=seen.command,
-        exit_code=seen.exit_code,
-        started_at=seen.started_at,
-        seconds=seconds,
-        ranks=len(logs),
-        paused_s=rates.run_s.get("validation", 0.0) + rates.run_s.get("profiling", 0.0),
-        gpu_utilisation=seen.meters.utilisation(uuids),
-        energy_j=energy_j,
-        power_w=energy_j / seconds if energy_j is not None and seconds > 0 else None,
-        peak_bytes=_peak_bytes(seen, logs),
-        findings=(*profile.findings, *(finding for finding in own if finding.code not in known)),
-        windows=profile.windows,
-    )
-
-
 def card_uuids(logs: Sequence[ProcessLog]) -> set[str]:
     """Returns the uuids of the GPUs that the watched processes compute on."""
-    uuids = {str(log.process.get("device", {}).get("uuid") or "") for log in logs}
+    uuids = {str(log.fact("process").get("device", {}).get("uuid") or "") for log in logs}
     return {uuid.removeprefix("GPU-") for uuid in uuids if uuid}
 
 
-def _peak_bytes(seen: Seen, logs: Sequence[ProcessLog]) -> int | None:
-    on_device = [pulse["memory"]["reserved"] for log in logs for pulse in log.pulses if pulse.get("memory")]
-    return int(max(on_device)) if on_device else max((size for _, size in seen.meters.resident), default=None)
-
-
 def _prepared(seen: Seen, log: ProcessLog, steps: Steps, rates: Rates) -> Prepared:
-    models, usage, process = log.facts.get("models", {}).get("models", []), log.facts.get("usage", {}), log.process
+    process, inputs = log.fact("process"), tuple(log.fact("usage").get("inputs", ()))
+    models = process.get("models", [])
     samples = steps.samples[steps.counted]
     samples = samples[samples > 0]  # several steps may share a batch
     batch = max(round(median(samples.tolist())), 1) if len(samples) else None
-    inputs = tuple(usage.get("inputs", []))
     device = {
         "name": cpu_name(),
         "kind": "cpu",
@@ -691,12 +539,11 @@ def _digest(words: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
-def _blocks(seen: Seen, steps: Steps) -> tuple[Block, ...]:
-    """The counted steps in pieces; of a long run some pieces. The last piece carries what was metered."""
+def _blocks(seen: Seen, steps: Steps) -> list[Block]:
+    """The counted steps in pieces; of a long run some pieces."""
     kept = np.flatnonzero(steps.counted)
-    pieces = np.array_split(kept, max(1, -(-len(kept) // BLOCK_STEPS)))
-    chosen = [pieces[number] for number in sorted({round(x) for x in np.linspace(0, len(pieces) - 1, MOST_BLOCKS)})]
-    blocks = [
+    pieces = np.array_split(kept, -(-len(kept) // BLOCK_STEPS))
+    return [
         Block(
             kind="throughput",
             clock="host",
@@ -706,48 +553,29 @@ def _blocks(seen: Seen, steps: Steps) -> tuple[Block, ...]:
             started_at=seen.started_at,
             round=number,
         )
-        for number, piece in enumerate(chosen)
+        for number, piece in enumerate(pieces[:: -(-len(pieces) // MOST_BLOCKS)])
     ]
-    memory, telemetry = Memory(peak_rss_bytes=_peak_bytes(seen, [])), seen.meters.telemetry(card_uuids(seen.logs))
-    return (*blocks[:-1], msgspec.structs.replace(blocks[-1], memory=memory, telemetry=telemetry))
 
 
-def _keep_snapshots(seen: Seen, workspace: Workspace, record_id: str) -> None:
-    """The allocator's snapshots, beside the history: the folder they lie in goes away."""
-    for number, log in enumerate(seen.logs):
-        out_of_memory = log.facts.get("oom", {})
-        if out_of_memory.get("snapshot") and Path(out_of_memory["snapshot"]).is_file():
-            workspace.traces.mkdir(parents=True, exist_ok=True)
-            kept = workspace.traces / f"watch-{record_id}-oom-{number}.pickle"
-            out_of_memory["snapshot"] = str(shutil.move(out_of_memory["snapshot"], kept))
-
-
-def _profile_of(seen: Seen, workspace: Workspace, record_id: str) -> Profile:
-    logs = main_logs(seen.logs)
-    if not logs or not logs[0].windows:
-        return Profile()
-    steps, fact = Steps(logs[0].reader), logs[0].windows[-1]
-    workspace.traces.mkdir(parents=True, exist_ok=True)
-    path = workspace.traces / f"watch-{record_id}-0.pt.trace.json"
-    shutil.move(fact["path"], path)
+def _profiled(
+    log: ProcessLog, steps: Steps, traces: Path | None, record_id: str
+) -> tuple[TraceRef | None, tuple[Window, ...], tuple[WatchFinding, ...]]:
+    """Returns the trace of the steps that were profiled, which lies beside the history, and what it says."""
+    fact = log.fact("window")
+    if not fact or traces is None:
+        return None, (), ()
+    traces.mkdir(parents=True, exist_ok=True)
+    path = Path(shutil.move(fact["path"], traces / f"watch-{record_id}-0.pt.trace.json"))
     try:
         causes = _kept_findings(profile_of([read_trace(path)]).findings)
     except RedlineError as error:
-        causes = (
-            WatchFinding(code="no-profile", text=f"the capture cannot be read: {error}", change="", gain_bound=1.0),
-        )
-    around = np.flatnonzero(steps.counted & (np.abs(np.arange(steps.count) - fact["ended_with"]) < 100))
-    at = min(int(fact["ended_with"]), steps.count) - 1
-    window = Window(
-        at_s=max(float(steps.ended_s[at] - steps.ended_s[0]), 0.0),
-        step=int(fact["ended_with"]),
-        steps=int(fact["steps"]),
-        step_s=float(np.median(steps.wall_s[around])) if len(around) else None,
-        trace=path.name,
-        top=tuple(finding.code for finding in causes[:3]),
-    )
-    trace = TraceRef(path=str(path), steps=window.steps, capture_s=0.0, bytes=path.stat().st_size)
-    return Profile(causes, (window,), trace)
+        unread = f"the capture cannot be read: {error}"
+        causes = (WatchFinding(code="no-profile", text=unread, change="", gain_bound=1.0),)
+    count, last = int(fact["steps"]), int(fact["ended_with"])
+    at_s = float(steps.ended_s[min(last, steps.count) - 1] - steps.ended_s[0])
+    top = tuple(finding.code for finding in causes[:3])
+    window = Window(at_s=max(at_s, 0.0), step=last, steps=count, trace=path.name, top=top)
+    return TraceRef(path=str(path), steps=count, capture_s=0.0, bytes=path.stat().st_size), (window,), causes
 
 
 # What it shows
@@ -760,24 +588,6 @@ def result_of(record: RunRecord) -> Result:
     name = record.spec.workload.model.removeprefix("watch:")
     is_kept = not any(note.code == "not-kept" for note in record.notes)
     device = record.prepared.environment.device.name if record.prepared else None
-    run = _run_row(record, watched, name)
-    return Result(
-        verb="watch",
-        headline=_headline(watched, run),
-        tables=(
-            Table(name="run", rows=(run,), columns=("script", "steps", "steps_per_s", "whole_steps_per_s", "throughput", "run_time", "first_step")),
-            _phase_table(watched),
-            Table(name="findings", rows=tuple(map(_finding_row, watched.findings)), is_detail=True),
-        ),
-        about={"script": name, "device": device, "ranks": watched.ranks, "exit_code": watched.exit_code},
-        notes=(*record.notes, *_remarks(watched)),
-        blocks=tuple(map(_finding_block, watched.findings)) or _nothing_found(watched),
-        next=f"redline history show {record.id}" if is_kept else "",
-        record_ids=(record.id,) if is_kept else (),
-    )  # fmt: skip
-
-
-def _run_row(record: RunRecord, watched: Watched, name: str) -> Row:
     figures = (
         STEPS(watched.steps),
         STEP_RATE(watched.steps_per_s),
@@ -786,20 +596,36 @@ def _run_row(record: RunRecord, watched: Watched, name: str) -> Row:
         RUN_TIME(sum(watched.run_s.values()) or None),
         FIRST_STEP(watched.first_step_s),
         SLOW_STEPS(watched.outliers),
-        LOSS(watched.loss),
         UTILISATION(watched.gpu_utilisation),
         RUN_ENERGY(watched.energy_j),
         PEAK(watched.peak_bytes),
     )
     facts: dict[str, Fact] = {"script": name, "exit_code": watched.exit_code, "device_clock": watched.device_clock}
-    return Row(
-        facts=facts, metrics=figures, failure=record.failure.message if record.failure else "", record_id=record.id
+    failure = record.failure.message if record.failure else ""
+    run = Row(facts=facts, metrics=figures, failure=failure, record_id=record.id)
+    causes = tuple(
+        Row(facts={"code": one.code, "text": one.text, "change": one.change}, metrics=(BOUND(one.gain_bound),))
+        for one in watched.findings
     )
+    nothing = (TextBlock(title="", text="nothing stands out"),) if watched.shares else ()
+    return Result(
+        verb="watch",
+        headline=_headline(watched, run),
+        tables=(
+            Table(name="run", rows=(run,), columns=("script", "steps", "steps_per_s", "whole_steps_per_s", "throughput", "run_time", "first_step")),
+            _phase_table(watched),
+            Table(name="findings", rows=causes, is_detail=True),
+        ),
+        about={"script": name, "device": device, "ranks": watched.ranks, "exit_code": watched.exit_code},
+        notes=(*record.notes, *_remarks(watched)),
+        blocks=tuple(map(_finding_block, watched.findings)) or nothing,
+        next=f"redline history show {record.id}" if is_kept else "",
+        record_ids=(record.id,) if is_kept else (),
+    )  # fmt: skip
 
 
 def _phase_table(watched: Watched) -> Table:
     whole = sum(watched.run_s.values())
-    on_gpu = watched.run_s.get("copy", 0.0) > 0
     rows = tuple(
         Row(
             facts={"phase": name},
@@ -810,15 +636,10 @@ def _phase_table(watched: Watched) -> Table:
             ),
         )
         for name, seconds in watched.run_s.items()
-        if seconds > 0 or (name != "copy" and name in ("data", "forward", "backward", "optimizer", "other")) or on_gpu
+        if seconds > 0 or name in ("data", "forward", "backward", "optimizer", "other")
     )
     clock = ", by the GPU's clock" if watched.device_clock else ""
     return Table(name="phases", title=f"where the time goes{clock}", rows=rows)
-
-
-def _finding_row(finding: WatchFinding) -> Row:
-    facts: dict[str, Fact] = {"code": finding.code, "text": finding.text, "change": finding.change}
-    return Row(facts=facts, metrics=(BOUND(finding.gain_bound),))
 
 
 def _finding_block(finding: WatchFinding) -> TextBlock:
@@ -826,18 +647,15 @@ def _finding_block(finding: WatchFinding) -> TextBlock:
     return TextBlock(title=f"{finding.code}: {finding.text}{bound}", text=f"  change: {finding.change}")
 
 
-def _nothing_found(watched: Watched) -> tuple[TextBlock, ...]:
-    return (TextBlock(title="", text="nothing stands out"),) if watched.shares else ()
-
-
 def _headline(watched: Watched, run: Row) -> Headline | None:
     if not watched.steps:
         return None
-    figures: dict[str, Any] = {name: run[name] for name in ("steps", "steps_per_s", "whole_steps_per_s", "throughput")}
-    figures["script"] = run["script"]
+    figures: dict[str, Any] = {
+        name: run[name] for name in ("script", "steps", "steps_per_s", "whole_steps_per_s", "throughput")
+    }
     rate = "{script} takes {steps_per_s} steps/s" + (", {throughput}" if watched.samples_per_s else "")
     left_out = sum(watched.run_s.get(name, 0.0) for name in ("first steps", "validation", "saving", "profiling"))
-    is_apart = bool(watched.run_s) and left_out > 0.01 * sum(watched.run_s.values())
+    is_apart = left_out > 0.01 * sum(watched.run_s.values()) > 0
     return Headline(
         template=f"{rate}{'; {whole_steps_per_s} steps/s over the whole run' if is_apart else ''}.", figures=figures
     )

@@ -1,4 +1,4 @@
-"""Writes down what the hooks hear: one step of k in full, of the others only batches and ends.
+"""Writes down what the hooks hear: one step of k in full, of the others only batches, ends and what is unusual.
 
 The recorder decides nothing about steps and phases: `analyze/watch.py` makes both of the rows, when all of them are known.
 """
@@ -6,14 +6,12 @@ The recorder decides nothing about steps and phases: `analyze/watch.py` makes bo
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from threading import get_ident
+from time import perf_counter
 from typing import Any, Protocol
 
-from .spool import CLOSED, DEVICE, PAUSE, PAUSE_ENDED, RESTART, Spool
-
-perf_counter = time.perf_counter
+from .spool import CLOSED, DEVICE, PAUSE, RESTART, Spool
 
 EARLY_STEPS = 20
 """The first steps are all heard in full: a script of a few steps is described too."""
@@ -30,102 +28,76 @@ OWN_LOOK_S = 0.05
 """A look that takes longer, as the first one at a large model, is no time of the script's."""
 
 
-class DeviceClock(Protocol):
-    """Marks on a device's stream."""
-
-    def mark(self) -> Any:
-        """Returns a mark after what has been issued so far, or None where there cannot be one, as while a graph is recorded."""
-
-    def release(self, marks: list[Any]) -> None:
-        """These are not needed any more."""
-
-    def is_capturing(self) -> bool: ...
-
-
 class Recorder:
     """Writes rows for the thread that trains, and knows where in its step the program is."""
 
-    def __init__(self, spool: Spool, *, now: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, spool: Spool, on_step: Callable[[], None] = lambda: None) -> None:
         self.spool = spool
-        self.now = now
-        self.inside: int | None = None
-        """The thread that is within a forward or backward pass or a loader now: what it calls there belongs to them."""
-        self.thread: int | None = None
+        self._on_step = on_step
+        """Looks at the program after each of the first steps, each that is profiled, and once per `LOOK_S`."""
+        self.thread: threading.Thread | None = None
         """The thread that trains; None until a backward pass or an optimizer shows it. Until then every thread is heard."""
-        self._owner = threading.current_thread()
         self._first: int | None = None
         """The thread that was heard first."""
+        self.inside: int | None = None
+        """The thread that is within a call that is written down: what it calls there belongs to that."""
         self.steps = 0
-        self.is_full = True
-        """Everything is written down of this step."""
-        self.has_missed = False
-        """Something of this step was not written down."""
-        self.knows_optimizer = False
+        self.is_full = self.is_whole = True
+        """Everything is written down of the rest of this step, and of the whole of it."""
+        self.knows_end = False
         """An optimizer ends the steps, or the program itself does. Else every row is needed to tell where a step ends."""
         self.optimizers = 0
         """Steps of optimizers that are going on, one within the other."""
+        self.is_profiled = False
+        self.on_row: Callable[[float], None] | None = None
+        """Hears every kind of row, while a profile is captured."""
+        self.looks_until = EARLY_STEPS
+        self.device: DeviceMarks | None = None
         self._heard = 0
         """A hash of what was heard in this step, times apart."""
         self._usual: dict[float, int] = {}
         """That hash of the last full step, by what ended the step: only steps that repeat need not be heard in full."""
-        self.is_profiled = False
-        self.on_row: Callable[[float], None] | None = None
-        """Hears every kind of row, while a profile is captured."""
-        self.on_step: Callable[[], None] = lambda: None
-        """Looks at the program after each of the first steps, each that is profiled, and once per `LOOK_S`."""
-        self.looks_until = EARLY_STEPS
-        self._next_look = self._next_full = 0.0
-        self._ended = now()
-        self.device: DeviceClock | None = None
-        self._marks: list[tuple[int, Any]] = []
-        """The numbers of this step's rows, and the marks that were set with them."""
-        self._pending: list[list[tuple[int, Any]]] = []
-        self._anchor: Any = None
+        self._next_look, self._ended = 0.0, perf_counter()
+        self._next_full = 0
 
     def hears(self) -> bool:
         """True if this thread is the one that trains. When that one has ended, another may go on."""
         thread = get_ident()
-        if thread == self.thread:
-            return True
         if self.thread is None:
             self._first = self._first or thread
-            return True
-        if self._owner.is_alive():
-            return False
-        self.trains()
+        elif self.thread.ident != thread:
+            if self.thread.is_alive():
+                return False
+            self.trains()
         return True
 
     def trains(self) -> None:
         """This thread trains: what others did before, such as loading ahead, is no time of its steps."""
-        if self.thread == get_ident():
-            return
-        is_first = self.thread is None
-        self.thread, self._owner = get_ident(), threading.current_thread()
-        if is_first:
+        before, self.thread = self.thread, threading.current_thread()
+        if before is None:
             self.steps = 0  # batches that were only read were no steps
-        if not is_first or self._first not in (None, get_ident()):
+        if self.thread.ident != (self._first if before is None else before.ident):
             self.inside, self.optimizers = None, 0
-            self.put(RESTART, 0.0, float(not is_first))
+            self.put(RESTART)
 
     def put(self, kind: float, key: float = 0.0, value: float = 0.0, at: float | None = None) -> None:
-        self.spool.put(kind, key, value, self.now() if at is None else at)
+        self.spool.put(kind, key, value, perf_counter() if at is None else at)
         if self.is_full:
             self._heard = hash((self._heard, kind, value))
             if self.device is not None:
-                self._mark(self.device)
+                self.device.mark()
         if self.on_row is not None:
             self.on_row(kind)
 
     def step_ended(self, caller: float = -1.0) -> None:
         """To be called after the row that ended the step; `caller` is the optimizer that did."""
-        now = self.now()
+        now = perf_counter()
         self.steps += 1
         took_s, self._ended = now - self._ended, now
         if self.steps <= self.looks_until or now >= self._next_look or self.is_profiled:
             self._look(now)
         if self.device is not None:
-            self._read_marks(self.device)
-        self.has_missed = False
+            self.device.read()
         if self.is_full:
             is_usual = self._usual.get(caller) == self._heard
             self._usual[caller] = self._heard
@@ -133,50 +105,59 @@ class Recorder:
             every = next((every for every in EVERY if cost_s / every <= MOST_SHARE * took_s), EVERY[-1])
             self._next_full = self.steps + (every - 1 if is_usual and self.steps >= EARLY_STEPS else 0)
         self._heard = 0
-        self.is_full = self.is_profiled or not self.knows_optimizer or self.steps >= self._next_full
+        self.is_full = self.is_whole = self.is_profiled or not self.knows_end or self.steps >= self._next_full
 
     def _look(self, began: float) -> None:
         self._next_look = began + LOOK_S
-        self.on_step()
-        ended = self.now()
+        self._on_step()
+        ended = perf_counter()
         if ended - began > OWN_LOOK_S or self.is_profiled:
             self.put(PAUSE, 0.0, float(self.is_profiled), began)
-            self.put(PAUSE_ENDED, at=ended)
+            self.put(PAUSE + 1, at=ended)
         self._ended = ended
 
-    # The device's clock
+    def close(self) -> None:
+        if self.device is not None:
+            self.device.read(waits=True)
+        self.put(CLOSED)
 
-    def _mark(self, device: DeviceClock) -> None:
-        number = self.spool.rows - 1
-        if self._anchor is None:
-            self._set_anchor(device)
-        mark = device.mark()
-        if mark is not None:
-            self._marks.append((number, mark))
 
-    def _set_anchor(self, device: DeviceClock) -> None:
-        """Wait for the device, once: only where it has nothing left to do its clock can be set by the host's."""
-        anchor = device.mark()
-        if anchor is not None:
-            anchor.synchronize()
-            self._anchor = anchor
-            self.spool.put(DEVICE, -1.0, 0.0, self.now())
+class Clock(Protocol):
+    """Marks on a device's stream."""
 
-    def _read_marks(self, device: DeviceClock, *, waits: bool = False) -> None:
+    def mark(self) -> Any:
+        """Returns a mark after what has been issued so far."""
+
+    def release(self, marks: list[Any]) -> None:
+        """These are not needed any more."""
+
+
+class DeviceMarks:
+    """The marks that were set with rows, until the device has reached them."""
+
+    def __init__(self, spool: Spool, clock: Clock) -> None:
+        self._spool, self._clock = spool, clock
+        self._marks: list[tuple[int, Any]] = []
+        """The numbers of this step's rows, and their marks."""
+        self._pending: list[list[tuple[int, Any]]] = []
+        self._anchor: Any = None
+
+    def mark(self) -> None:
+        number, mark = self._spool.rows - 1, self._clock.mark()
+        if self._anchor is None:  # only where the device has nothing left to do its clock can be set by the host's
+            mark.synchronize()
+            self._anchor, mark = mark, self._clock.mark()
+            self._spool.put(DEVICE, -1.0, 0.0, perf_counter())
+        self._marks.append((number, mark))
+
+    def read(self, *, waits: bool = False) -> None:
         if self._marks:
             self._pending.append(self._marks)
             self._marks = []
-        if device.is_capturing():
-            return
         while self._pending and (waits or self._pending[0][-1][1].query()):
             marks = self._pending.pop(0)
             if waits:
                 marks[-1][1].synchronize()
             for number, mark in marks:
-                self.spool.put(DEVICE, float(number), self._anchor.elapsed_time(mark) / 1e3, self.now())
-            device.release([mark for _, mark in marks])
-
-    def close(self) -> None:
-        if self.device is not None:
-            self._read_marks(self.device, waits=True)
-        self.spool.put(CLOSED, 0.0, 0.0, self.now())
+                self._spool.put(DEVICE, float(number), self._anchor.elapsed_time(mark) / 1e3, perf_counter())
+            self._clock.release([mark for _, mark in marks])

@@ -13,17 +13,14 @@ import struct
 import time
 from typing import Any
 
-KINDS = (
-    "data", "data ended", "copy", "copy ended", "forward", "forward ended", "backward", "backward ended", "optimizer", "optimizer ended",
-    "zero_grad", "zero_grad ended", "saving", "saving ended", "upkeep", "upkeep ended", "waiting", "pause", "pause ended", "capture", "capture ended", "replay", "replay ended",
-    "called", "fetched", "counted", "restart", "device", "closed",
-)  # fmt: skip
-(
-    DATA, DATA_ENDED, COPY, COPY_ENDED, FORWARD, FORWARD_ENDED, BACKWARD, BACKWARD_ENDED, OPTIMIZER, OPTIMIZER_ENDED,
-    ZERO_GRAD, ZERO_GRAD_ENDED, SAVING, SAVING_ENDED, UPKEEP, UPKEEP_ENDED, WAITING, PAUSE, PAUSE_ENDED, CAPTURE, CAPTURE_ENDED, REPLAY, REPLAY_ENDED,
-    CALLED, FETCHED, COUNTED, RESTART, DEVICE, CLOSED,
-) = map(float, range(len(KINDS)))  # fmt: skip
-"""What a row says. Each row has a key and a value:
+CALLS = ("data", "copy", "forward", "backward", "optimizer", "zero_grad", "saving", "upkeep", "pause", "replay")
+MARKS = ("waiting", "fetched", "counted", "restart", "device", "closed")
+KINDS = (*(call + end for call in CALLS for end in ("", " ended")), *MARKS)
+DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, SAVING, UPKEEP, PAUSE, REPLAY = map(
+    float, range(0, 2 * len(CALLS), 2)
+)
+WAITING, FETCHED, COUNTED, RESTART, DEVICE, CLOSED = map(float, range(2 * len(CALLS), len(KINDS)))
+"""What a row says; one more than the number of a call is that of its end. Each row has a key and a value:
 
 | kind | key | value |
 |---|---|---|
@@ -33,15 +30,13 @@ KINDS = (
 | forward ended | | its samples |
 | optimizer, optimizer ended | the optimizer's number | at its end: 1 if the step was heard in full |
 | upkeep | | an average of the weights is updated |
-| waiting | | a rank's own part of the backward pass is done: it waits for the gradients of others |
 | pause | | 1 if the steps after it are profiled |
-| replay, capture ended | the graph | |
-| called | a compiled function | the samples it was called with |
+| replay | the graph | |
+| waiting | | a rank's own part of the backward pass is done: it waits for the gradients of others |
 | fetched | | seconds between a forward and its backward pass that made the next batch |
-| counted | | the samples of a step that the program counts itself |
-| restart | | another thread trains: 1 if nothing before this belongs to its step, 0 if batches do not |
+| counted | 1 if the step was heard in full | the samples of a step that the program counts itself |
+| restart | | another thread trains: what was loaded before does not belong to its step |
 | device | the number of the row | seconds of the device's clock when it reached that row |
-| closed | | |
 """
 ROW = struct.Struct("<4d")
 """Kind, key, value and when. The time is written last: a row whose time is 0 is not written yet."""
@@ -54,11 +49,9 @@ class Spool:
 
     def __init__(self, folder: str) -> None:
         self._name = os.path.join(folder, f"{os.getpid()}-{time.time_ns()}")
-        self.folder = folder
         self.rows = 0
         """How many have been written."""
-        self._file: int | None = None
-        self._facts: int | None = None
+        self._files: dict[str, int] = {}
         self._chunk: Any = None
         self._at = CHUNK
         """The place of the next row in the chunk."""
@@ -71,26 +64,24 @@ class Spool:
         self.rows += 1
 
     def _next_chunk(self) -> None:
-        page = mmap.ALLOCATIONGRANULARITY
-        if self._file is None:
-            self._file = self._open(".rows")
-            os.write(self._file, json.dumps(KINDS).encode().ljust(page, b"\n"))
-        else:
-            self._chunk.close()
-        size = os.fstat(self._file).st_size
+        if not self.rows:
+            os.write(self._open(".rows"), json.dumps(KINDS).encode().ljust(mmap.ALLOCATIONGRANULARITY, b"\n"))
+        file = self._open(".rows")
+        size = os.fstat(file).st_size
         if hasattr(os, "posix_fallocate"):  # writing to mapped space that a full disk does not have ends the process
-            os.posix_fallocate(self._file, size, CHUNK)
+            os.posix_fallocate(file, size, CHUNK)
         else:
-            os.ftruncate(self._file, size + CHUNK)
-        self._chunk, self._at = mmap.mmap(self._file, CHUNK, offset=size), 0
+            os.ftruncate(file, size + CHUNK)
+        self._chunk, self._at = mmap.mmap(file, CHUNK, offset=size), 0
 
     def fact(self, kind: str, **fields: Any) -> None:
-        if self._facts is None:
-            self._facts = self._open(".facts")
-        os.write(self._facts, json.dumps({"kind": kind, "at": time.time(), **fields}, default=str).encode() + b"\n")
+        os.write(self._open(".facts"), json.dumps({"kind": kind, **fields}, default=str).encode() + b"\n")
 
     def path(self, suffix: str) -> str:
         return self._name + suffix
 
     def _open(self, suffix: str) -> int:
-        return os.open(self._name + suffix, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if suffix not in self._files:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._files[suffix] = os.open(self._name + suffix, flags, 0o600)
+        return self._files[suffix]

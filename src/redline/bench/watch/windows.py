@@ -2,87 +2,74 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from typing import Any
 
 import torch
 
 from .recorder import Recorder
-from .spool import BACKWARD, BACKWARD_ENDED, FORWARD, FORWARD_ENDED, KINDS
+from .spool import BACKWARD, FORWARD, KINDS
 
 PREFIX = "redline/"
 """Names of phases in a captured window begin with this."""
+AFTER, STEPS = 10, 5
+"""So many steps are captured, after the first ones."""
 
 
-class Windows:
-    """Captures `steps` steps, from step `after` on."""
+class Window:
+    """Captures steps once the script is in its stride."""
 
-    def __init__(self, log: Recorder, settings: str) -> None:
-        asked: dict[str, Any] = json.loads(settings) if settings else {}
-        self._log = log
-        self._steps, self.after = int(asked.get("steps", 0)), int(asked.get("after", 0))
-        self._left = 0
+    def __init__(self, log: Recorder) -> None:
+        self._log, self._path = log, log.spool.path(".trace.json")
+        self._left = STEPS + 1
         self._profiler: Any = None
         self._ranges: list[Any] = []
 
     def after_step(self) -> None:
-        if self._profiler is not None:
-            self._advance()
-        elif self._steps and self._log.steps >= self.after:
-            self._open()
-
-    def _open(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_initialized():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._path = self._log.spool.path(".trace.json")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._profiler = torch.profiler.profile(
-                activities=activities,
-                schedule=torch.profiler.schedule(wait=0, warmup=1, active=self._steps, repeat=1),
-                on_trace_ready=lambda profiler: profiler.export_chrome_trace(self._path),
-                record_shapes=True,
-            )
-            self._profiler.start()
-        self._left = self._steps + 1
-        self._log.is_profiled, self._log.on_row = True, self._mark
-
-    def _advance(self) -> None:
+        if self._profiler is None:
+            if self._left and self._log.steps >= AFTER:
+                self._open()
+            return
         self._left -= 1
-        if self._left in (0, self._steps) and torch.cuda.is_initialized():
+        if self._left in (0, STEPS) and torch.cuda.is_initialized():
             torch.cuda.synchronize()  # no work without its launch in the trace
-        self._close_ranges()
+        while self._ranges:
+            self._ranges.pop().__exit__(None, None, None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._profiler.step()
-            if self._left == 0:
-                self._profiler.stop()
         if self._left == 0:
-            self._profiler, self._log.is_profiled, self._log.on_row = None, False, None
-            self._log.spool.fact("window", path=self._path, steps=self._steps, ended_with=self._log.steps)
-            self._steps = 0
+            self.close()
+            self._log.spool.fact("window", path=self._path, steps=STEPS, ended_with=self._log.steps)
+
+    def _open(self) -> None:
+        kinds = torch.profiler.ProfilerActivity
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._profiler = torch.profiler.profile(
+                activities=[kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])],
+                schedule=torch.profiler.schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+                on_trace_ready=lambda profiler: profiler.export_chrome_trace(self._path) if not self._left else None,
+                record_shapes=True,
+            )
+            self._profiler.start()
+        self._log.is_profiled, self._log.on_row = True, self._mark
 
     def _mark(self, kind: float) -> None:
         """Ranges in the trace say which pass its operators belong to. Loaders and optimizers have ranges of torch's own."""
         if kind in (FORWARD, BACKWARD):
             self._ranges.append(torch.profiler.record_function(PREFIX + KINDS[int(kind)]))
             self._ranges[-1].__enter__()
-        elif kind in (FORWARD_ENDED, BACKWARD_ENDED) and self._ranges:
-            self._ranges.pop().__exit__(None, None, None)
-
-    def _close_ranges(self) -> None:
-        while self._ranges:
+        elif kind in (FORWARD + 1, BACKWARD + 1) and self._ranges:
             self._ranges.pop().__exit__(None, None, None)
 
     def close(self) -> None:
-        """The script ends inside a window: what was captured of it is dropped."""
+        """Ends the profiler. If the script ends before the window does, what was captured of it is dropped."""
         if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
             self._log.is_profiled, self._log.on_row = False, None
-            self._close_ranges()
-            profiler.on_trace_ready = None
+            while self._ranges:
+                self._ranges.pop().__exit__(None, None, None)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                profiler.stop()
+                self._profiler.stop()
+            self._profiler = None
