@@ -307,7 +307,7 @@ class TestWithLittleTime:
         running = Race(
             door, NoJournal(), Noted(), random.Random(0), only="throughput", left_s=lambda: left_s - door.clock_s
         )
-        measured = running.run_replicates_at_once([specs_of("baseline", "fp16")] * 5)
+        measured = running.run_replicates([specs_of("baseline", "fp16")] * 5)
         assert all(len(record.blocks) >= deciding.FEWEST_ROUNDS for replicate in measured for record in replicate)
         return ends[1::2]
 

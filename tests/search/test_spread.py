@@ -148,18 +148,6 @@ def test_mistakes_and_failures_there_are_told_here(one_machine: OneMachine) -> N
 SEARCH = {"device": "cpu", "threads": 1, "budget": 3, "switches": ["channels-last"], "replicates": 1}
 
 
-def test_a_tune_comes_back_and_goes_on(one_machine: OneMachine) -> None:
-    with redline.Workspace(history=":memory:") as workspace:
-        found = redline.tune(f"{MODELS}:sound", ray=True, **SEARCH, workspace=workspace)
-        assert found.tune.trials
-        kept = workspace.history.load_many(found.tune.record_ids)
-        assert set(kept) == set(found.recorded)
-        again = redline.tune(f"{MODELS}:sound", ray=True, resume=True, **SEARCH, workspace=workspace)
-        assert again.tune.trials[: len(found.tune.trials)] == found.tune.trials
-    with pytest.raises(SpecError, match="--launch ray"):
-        redline.tune("simple_cnn", address="auto")
-
-
 @pytest.fixture(scope="module")
 def machines() -> Iterator[tuple[Any, Any]]:
     """A cluster of two nodes on this machine, and its second node."""
@@ -178,16 +166,6 @@ def machines() -> Iterator[tuple[Any, Any]]:
             pytest.skip("Ray gives its nodes 30 s to start, and this machine is too busy for that")
         yield found, second
         found.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_tune_finishes_on_a_cluster(machines: tuple[Any, Any]) -> None:
-    cluster, _ = machines
-    with redline.Workspace(history=":memory:") as workspace:
-        found = redline.tune(f"{MODELS}:sound", ray=True, address=cluster.address, **SEARCH, workspace=workspace)
-        assert found.tune.state in ("done", "out-of-budget")
-        assert len(workspace.history.load_many(found.tune.record_ids)) == len(found.recorded) > 0
 
 
 @pytest.mark.slow

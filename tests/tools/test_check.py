@@ -93,7 +93,7 @@ SUMMARY = {"winner": WINNER, "leader": WINNER, "ranking": [WINNER, ranked("basel
 
 class Found:
     def __init__(self, failed: float = 2.0, **changes: Any) -> None:
-        tune = SimpleNamespace(snippet=None, spent=Spent(failed=failed), untried=())
+        tune = SimpleNamespace(snippet=None, spent=Spent(failed=failed), notes=())
         self.summary = SimpleNamespace(**{**SUMMARY, "tune": tune, **changes})
 
     def to_json(self) -> str:

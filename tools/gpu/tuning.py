@@ -62,7 +62,7 @@ def tune(ask: Ask, name: str, workload: Workload) -> Outcome:
         "recipe": kept and kept.recipe,
         "by_hand": rates,
         "spent": msgspec.to_builtins(found.tune.spent),
-        "untried": msgspec.to_builtins(found.tune.untried),
+        "untried": [str(each) for each in found.tune.notes if each.code == "untried"],
     }
     runs_alone = figures["snippet"] is None or within(figures["snippet"] - 1, SNIPPET_WITHIN)
     return bool(best) and speed >= AT_LEAST * best and runs_alone and failed <= MOST_FAILED, figures

@@ -160,7 +160,7 @@ class LiveObserver(Observer):
         self.say(f"{recipe} {self._attempts.get(recipe, '(again)')}: {said}{self._standing()}")
 
     def leads(self, recipe: str, ratio: float) -> None:
-        self.course.best = f"best so far: {recipe}, {format_ratio(ratio)} the baseline"
+        self.course.best = f"best so far: redline.recipe({recipe!r}), {format_ratio(ratio)} the baseline"
 
     # The display
 

@@ -126,6 +126,12 @@ class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in SECOND
     """Other processes compiled some of its blocks at the same time: alone, compiling would have taken longer."""
 
 
+TOLERANCE_OVER_FLOOR = 4.0
+"""A recipe may be off by so many times what rounding weights and inputs to its number format does; sound ones are off by one or two."""
+LARGEST_TOLERANCE = 0.8
+"""With a larger tolerance, a recipe that ignores its input (an error of 1 or more) would come close to passing."""
+
+
 class Numerics(Frozen):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 

@@ -114,15 +114,17 @@ class Race:
         self.replicates.append(records)
         return records
 
-    def run_replicates_at_once(
+    def run_replicates(
         self, planned: Sequence[Sequence[RunSpec]], begun: Sequence[Pending] = ()
     ) -> list[list[RunRecord]]:
         """Several replicates, each given by its specs, whose processes are all prepared at the same time, and then timed one replicate after the other.
 
         For those who have little time: a process that was prepared beside others is a little less like one by itself.
         `begun`: processes that are being prepared already, taken in place of new ones for specs of the same recipe. Where
-        memory does not allow it, replicates as usual.
+        memory does not allow it, or nothing would be prepared together, replicates as usual.
         """
+        if len(planned) == 1 and not begun:
+            return [self.run_replicate(planned[0])]
         unused = list(begun)
 
         def start(group: Group, spec: RunSpec, position: int) -> Pending:
@@ -138,15 +140,15 @@ class Race:
                 [start(group, specs[position], position) for position in self._opening_order(len(specs))]
                 for group, specs in zip(groups, planned, strict=True)
             ]
+            for pending in unused:
+                pending.session.kill()
             # Nothing is timed while anybody still prepares.
             for group, all_pending in zip(groups, started, strict=True):
-                for pending in all_pending:
-                    entry = group.admit(pending)
-                    if entry is not None:
-                        group.keep_still(entry)
+                for entry in filter(None, map(group.admit, all_pending)):
+                    group.keep_still(entry)
             if not any(group.crowded for group in groups):
-                for number, group in enumerate(groups):
-                    rule = self._until_told(still_to_come=len(groups) - number - 1)
+                for still_to_come, group in zip(reversed(range(len(groups))), groups, strict=True):
+                    rule = self._until_told(still_to_come)
                     for entry in self.order.sample(group.entries, len(group.entries)):
                         group.measure_solo(entry, self.kind, follows_others=True)
                     group.measure(rule)

@@ -23,7 +23,7 @@ from redline.analyze.blocks import blocks_as
 from redline.analyze.statistics import Interval, median_interval
 from redline.launch.door import Door, Session
 from redline.model.identity import record_key
-from redline.model.note import Note, note
+from redline.model.note import Note
 from redline.model.protocol import (
     BlockReply,
     FailureReply,
@@ -37,8 +37,8 @@ from redline.model.protocol import (
     Squeeze,
     SqueezeReply,
 )
-from redline.model.record import Block, BlockKind, Closed, ColdStart, Failure, RunRecord, StopReason, TimeKind, new_id
-from redline.model.spec import MeasureSpec, RunSpec
+from redline.model.record import Block, BlockKind, Closed, Failure, RunRecord, StopReason, TimeKind, new_id
+from redline.model.spec import RunSpec
 from redline.search.observer import Journal, Observer
 
 SOLO_BLOCKS = 3
@@ -195,22 +195,6 @@ class Group:
         pending.record = msgspec.structs.replace(pending.record, group=self._id, position=position)
         self.pending.append(pending)
         return pending
-
-    def hand_over(self, entry: Entry, measure: MeasureSpec) -> Pending:
-        """The process of an entry under a record of its own, prepared as it is, for another group to adopt.
-
-        The record of the entry is whole with what was timed so far.
-        """
-        prepared = entry.record.prepared
-        assert prepared is not None
-        self.entries.remove(entry)
-        self._keep(entry, None)
-        # It was started for the entry: what that took is told there.
-        reply = PreparedReply(prepared=msgspec.structs.replace(prepared, cold_start=ColdStart()))
-        spec = msgspec.structs.replace(entry.spec, measure=measure)
-        notes = (note("timed-before", "its process had been timed on trial before"),)
-        record = RunRecord(id=new_id(), spec=spec, created_at=time.time(), notes=notes)
-        return Pending(record, entry.session, contended=False, reply=reply)
 
     def admit(self, pending: Pending) -> Entry | None:
         """Returns what was prepared, among the entries. None: it failed and is done, or there was no room beside the others."""

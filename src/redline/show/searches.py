@@ -35,8 +35,22 @@ def vs_baseline(ranked: Ranked) -> Metric:
     return VS_BASELINE(ranked.ratio, low, high) if ranked.recipe != BASELINE else VS_BASELINE(1.0)
 
 
+def speed_of(found: TuneSummary, ranked: Ranked) -> Metric | None:
+    """The figure of the objective. At the batch of the ranking it is the baseline's by the ratio, which was measured in turns with it, so that
+    the rows of one table divide; by itself each process has the speed of its minute."""
+    name = FIGURE_OF.get(found.tune.tune.objective, "throughput")
+    own = metric_of(ranked.row, name)
+    first = next((row for row in found.ranking if row.recipe == BASELINE), None)
+    base = metric_of(first.row, name) if first is not None and first.row.batch == ranked.row.batch else None
+    if own is None or base is None or not own.value or not base.value or not math.isfinite(ranked.ratio):
+        return own
+    factor = base.value * (ranked.ratio if own.figure.better == "higher" else 1 / ranked.ratio) / own.value
+    low, high = (end and end * factor for end in (own.low, own.high))
+    return msgspec.structs.replace(own, value=own.value * factor, low=low, high=high)
+
+
 def answer(found: TuneSummary) -> str:
-    """Returns the result of the search in one sentence."""
+    """Returns the result of the search in one sentence, which follows from its table."""
     leader, codes = found.leader, {each.code for each in found.tune.notes}
     if leader is None:
         if "not-finite" in codes:
@@ -54,15 +68,18 @@ def answer(found: TuneSummary) -> str:
         return "no answer: the baseline itself does not give the same twice; nothing can be compared with it"
     if len(found.ranking) + len(found.rejected) > 1:
         return f"no winner: {_nothing_faster(found)}"
-    why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
+    why = "there is nothing else to try here" if found.has_answer else "the search ended before anything else was tried"
     if "no-signal" in codes:
         why = "nothing can be compared with it"
     elif found.tune.given_up:
         why = "what else was begun was not ready in time"
+    elif "untried" in codes:
+        why = "the budget does not hold another recipe and its final comparison"
     return f"no answer: only the baseline was tried; {why}"
 
 
 def _nothing_faster(found: TuneSummary) -> str:
+    """Says of each row that looks faster why it is not recommended."""
     ended = "" if found.has_answer else "; the search ended before all that may be faster was tried"
     others = [row for row in found.ranking if row.recipe != BASELINE]
     for row in others:
@@ -74,9 +91,10 @@ def _nothing_faster(found: TuneSummary) -> str:
     rejected = {each.recipe: each.code for each in found.rejected}
     faster = [row for row in others if row.ratio > 1 + TIME_BAND]
     sound = " and kept its numbers" if any(rejected.get(row.recipe) in WRONG_NUMBERS for row in faster) else ""
-    unraced = [row.recipe for row in faster if row.low is None and row.recipe not in rejected]
+    sound = sound or (" and may be recommended" if any(row.note for row in faster) else "")
+    unraced = [row.recipe for row in faster if row.low is None and row.recipe not in rejected and not row.note]
     ended += f"; {unraced[0]} was faster in one process and was not raced" if unraced else ""
-    return f"nothing that was tried{sound} {_beats(found)} the baseline{ended}"
+    return f"nothing that was tried{sound} {'surely ' if unraced else ''}{_beats(found)} the baseline{ended}"
 
 
 def _beats(found: TuneSummary) -> str:
@@ -84,9 +102,8 @@ def _beats(found: TuneSummary) -> str:
 
 
 def _figures_of(found: TuneSummary, leader: Ranked) -> str:
-    row, is_energy = leader.row, found.tune.tune.objective == "energy"
-    of = "the items per joule of the baseline" if is_energy else "the baseline"
-    ratio = vs_baseline(leader)
+    row, objective, ratio = leader.row, found.tune.tune.objective, vs_baseline(leader)
+    of = "the items per joule of the baseline" if objective == "energy" else "the baseline"
     parts = [leader.recipe, "whose times scatter too much to tell" if ratio.is_too_noisy else f"{ratio} {of}"]
     parts += ["seen in one process only"] if leader.low is None else []
     words = {
@@ -97,11 +114,10 @@ def _figures_of(found: TuneSummary, leader: Ranked) -> str:
         "bandwidth_share": "{} of the copy bandwidth",
         "energy_per_item": f"{{}}/{row.item or 'item'}",
     }
-    wanted = ["throughput", "ttft", "tpot", "bandwidth_share", FIGURE_OF.get(found.tune.tune.objective, "throughput")]
-    known = {name: metric_of(row, name) for name in dict.fromkeys(wanted)}
-    parts += [
-        words[name].format(metric.in_words) for name, metric in known.items() if metric and not metric.is_too_noisy
-    ]
+    speed = speed_of(found, leader)
+    shown = ["throughput", "ttft", "tpot", "bandwidth_share", FIGURE_OF.get(objective, "throughput")]
+    known = [speed if speed and name == speed.name else metric_of(row, name) for name in dict.fromkeys(shown)]
+    parts += [words[metric.name].format(metric.in_words) for metric in known if metric and not metric.is_too_noisy]
     return ", ".join(parts) + (f" at batch {row.batch}" if row.batch else "")
 
 
@@ -133,16 +149,21 @@ class GainPath(Frozen):
 
 def gain_path_of(found: TuneSummary, rows: Sequence[Measurement]) -> GainPath | None:
     """None where nothing but the baseline leads, or the leader's time is not among these rows."""
-    leader, asked = found.leader, found.tune.tune
-    if leader is None or leader.recipe == BASELINE or not math.isfinite(leader.ratio):
+    leader, objective = found.leader, found.tune.tune.objective
+    row = next((row for row in rows if leader is not None and row.record_id == leader.row.record_id), None)
+    if leader is None or row is None or leader.recipe == BASELINE or not math.isfinite(leader.ratio):
         return None
-    row = next((row for row in rows if row.record_id == leader.row.record_id), None)
-    step_s = _step_s(row, asked.objective) if row is not None else None
-    if row is None or step_s is None:
+    times_s = {
+        "latency": row.latency_s.p50 if row.latency_s is not None else None,
+        "ttft": row.ttft_s,
+        "tpot": row.tpot_s.p50 if row.tpot_s is not None else None,
+        "energy": None,  # the bars are in seconds
+    }
+    step_s = times_s.get(objective, row.step_s)
+    if step_s is None:
         return None
-    parts = (row.model, row.task, f"batch {row.batch}", asked.objective)
-    bars = tuple(_bars(found, leader, row, step_s))
-    return GainPath(title=" · ".join(parts), bars=bars, record_id=row.record_id)
+    title = " · ".join((row.model, row.task, f"batch {row.batch}", objective))
+    return GainPath(title=title, bars=tuple(_bars(found, leader, row, step_s)), record_id=row.record_id)
 
 
 def _bars(found: TuneSummary, leader: Ranked, row: Measurement, step_s: float) -> Iterator[Bar]:
@@ -155,22 +176,8 @@ def _bars(found: TuneSummary, leader: Ranked, row: Measurement, step_s: float) -
     yield Bar(label=leader.recipe, seconds=step_s, kind="winner", told=whole)
     least_s = row.roofline.attainable_s if row.roofline is not None and row.roofline.error is None else None
     if least_s is not None and 0 < least_s < step_s:
-        yield Bar(
-            label="roofline", seconds=least_s, kind="roofline", told=f"{format_ratio(step_s / least_s)} left at most"
-        )
-
-
-def _step_s(row: Measurement, objective: str) -> float | None:
-    match objective:
-        case "energy":
-            return None  # the bars are in seconds
-        case "latency":
-            return row.latency_s.p50 if row.latency_s is not None else None
-        case "ttft":
-            return row.ttft_s
-        case "tpot":
-            return row.tpot_s.p50 if row.tpot_s is not None else None
-    return row.step_s
+        told = f"{format_ratio(step_s / least_s)} left at most"
+        yield Bar(label="roofline", seconds=least_s, kind="roofline", told=told)
 
 
 def with_search_ratios(lines: Sequence[Line], tunes: Sequence[TuneSummary]) -> list[Line]:

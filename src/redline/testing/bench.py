@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from redline.model import protocol, record
 from redline.model.arrivals import VirtualClock, run_arrivals
@@ -17,6 +18,7 @@ from redline.model.protocol import OnProgress, Reply, Request
 from redline.model.record import Capabilities, Failure, Memory, Numerics, Prepared
 from redline.model.spec import Recipe, RunSpec
 from redline.testing.landscape import (
+    PHASES,
     Landscape,
     capabilities_of,
     data_of,
@@ -33,14 +35,42 @@ from redline.testing.landscape import (
     memory_of,
     workload_of,
 )
-from redline.testing.world import FakeWorld, Floats
 
 UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: it was not asked for"))
-_PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
 _FIRST_CALL_STEPS = 20
 """A first call costs about as much as this many steady ones, without compiling."""
 _WARMUP_SAMPLES = 20
 _LONG_STEP_FACTOR = 10
+
+Floats = NDArray[np.float64]
+
+
+class FakeWorld:
+    """What all sessions of a door share: the clock, the drift and the device, which one of them ran on last."""
+
+    def __init__(self, drift_sigma: float, seed: int) -> None:
+        self.clock_s = 0.0
+        self.preparing_until_s: list[float] = []
+        """When each of those that are being prepared will be ready."""
+        self.ran_last: object = None
+        self.log_drift = 0.0
+        self.checkpoints: dict[str, list[record.Epoch]] = {}
+        self._sigma = drift_sigma
+        self._random = np.random.default_rng([seed, 0])
+
+    def advance(self, seconds: float) -> None:
+        self.clock_s += seconds
+        if self._sigma:
+            self.log_drift += self._sigma * math.sqrt(seconds) * float(self._random.standard_normal())
+
+    def walk(self, count: int, step_s: float) -> Floats:
+        """The drift during `count` steps of about so long; the caller moves the clock once it knows how long exactly."""
+        if not self._sigma:
+            return np.zeros(count)
+        strides = self._sigma * math.sqrt(step_s) * self._random.standard_normal(count)
+        path: Floats = self.log_drift + np.cumsum(strides)
+        self.log_drift = float(path[-1])
+        return path
 
 
 class FakeBench:
@@ -62,23 +92,17 @@ class FakeBench:
         self._blocks = 0
         self._is_contended = False
         self._checkpoint: str | None = None
-        self._helps = ""
-        """The recipe that it helps to compile."""
 
     def answer(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         if isinstance(request, protocol.Ask):
             return self._tell(request.question)
         if isinstance(request, protocol.Close):
-            self._world.helping[self._helps] -= 1
             return protocol.ClosedReply(closed=record.Closed(memory=self._memory()))
         if self._failure is not None:
             return protocol.FailureReply(failure=self._failure)
         if isinstance(request, protocol.Prepare):
             self._checkpoint = request.checkpoint
-            if request.sharing == "helps":
-                self._helps = str(request.spec.recipe)
-                self._world.helping[self._helps] += 1
-            return self._prepare(request.spec, on_progress or (lambda progress: None), request.sharing)
+            return self._prepare(request.spec, on_progress or (lambda progress: None))
         if self._spec is None:
             return self.fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
         if isinstance(request, protocol.Measure):
@@ -101,12 +125,9 @@ class FakeBench:
         nothing = Failure(stage="profile", kind="unsupported", message="a fake bench has nothing to trace")
         return protocol.FailureReply(failure=scripted or nothing)
 
-    def _prepare(self, spec: RunSpec, on_progress: OnProgress, sharing: protocol.Sharing) -> Reply:
-        """Who helps leaves nothing behind; it takes its share of compiling from those that share it."""
+    def _prepare(self, spec: RunSpec, on_progress: OnProgress) -> Reply:
         truth, step_s = self.truth, look_up(self.truth.step_s, spec)
-        compile_s = look_up(truth.compile_s, spec) if sharing != "helps" else 0.0
-        if sharing == "shares":
-            compile_s /= 1 + self._world.helping[str(spec.recipe)]
+        compile_s = look_up(truth.compile_s, spec)
         stages = {
             "build": truth.start_s + truth.build_s,
             "compile": compile_s + _FIRST_CALL_STEPS * step_s,
@@ -128,7 +149,6 @@ class FakeBench:
             first_call_s=stages["compile"],
             compile_s=compile_s or None,
             compile_cache="cold" if compile_s else None,
-            shared=sharing == "shares",
         )
         return protocol.PreparedReply(
             prepared=Prepared(
@@ -368,5 +388,5 @@ def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:
 
 def _parts(spec: RunSpec, truth: Landscape, times: Floats) -> dict[str, Any]:
     if spec.workload.task == "train":
-        return {"phases": {name: tuple((times * share).tolist()) for name, share in _PHASES.items()}}
+        return {"phases": {name: tuple((times * share).tolist()) for name, share in PHASES.items()}}
     return generation_parts_of(spec, truth, times)

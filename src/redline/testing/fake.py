@@ -17,9 +17,8 @@ from redline.model import protocol, record
 from redline.model.errors import DoorError
 from redline.model.protocol import OnProgress, Reply, Request
 from redline.model.spec import RunSpec
-from redline.testing.bench import FakeBench
+from redline.testing.bench import FakeBench, FakeWorld
 from redline.testing.landscape import Landscape
-from redline.testing.world import FakeWorld
 
 
 class FakeSession:

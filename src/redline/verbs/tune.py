@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import msgspec
@@ -15,19 +14,15 @@ import msgspec
 from redline.analyze.advice import command_line
 from redline.analyze.rows import metric_of as figure_of
 from redline.analyze.trust import error_text
-from redline.model.errors import BenchError, DoorError, Exit, RecordError, SpecError, UsageError
-from redline.model.fields import MOST_REPLICATES, MOST_THREADS, Frozen, require_range, seconds_of
+from redline.model.errors import BenchError, Exit, RecordError, SpecError, UsageError
+from redline.model.fields import MOST_REPLICATES, MOST_THREADS, seconds_of
 from redline.model.metrics import COMPILE, Block, Fact, Figure, Headline, Row, Table
-from redline.model.migrations import decode, encode
 from redline.model.note import Note, note
 from redline.model.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoices
 from redline.model.record import RunRecord
-from redline.model.settings import WHAT, setting
+from redline.model.settings import setting
 from redline.model.spec import BASELINE, Recipe
 from redline.model.units import counted, parse_price
-from redline.model.work import Facts
-from redline.search.batch import require_batches
-from redline.search.spread import on_cluster, require_cluster
 from redline.search.tune.costs import compile_s
 from redline.search.tune.lessons import metric_of
 from redline.search.tune.loop import run_search, with_hints
@@ -37,19 +32,17 @@ from redline.search.tune.record import (
     Tolerance,
     TuneRecord,
     TuneSpec,
-    decode_tune,
     default_name,
-    encode_tune,
     resumed,
 )
 from redline.search.tune.space import space_for
-from redline.search.tune.state import Clock, Search, usual_jobs
+from redline.search.tune.state import Clock, Search, is_on_cpu, usual_jobs
 from redline.search.tune.summary import Ranked, TuneSummary, summary_of
 from redline.show.folder import check_file, write_text
 from redline.show.result import Result
-from redline.show.searches import FIGURE_OF, GAIN, answer, vs_baseline
+from redline.show.searches import FIGURE_OF, GAIN, answer, speed_of, vs_baseline
 from redline.verbs.recipe import PlainRecipe, arguments_of, recipe
-from redline.verbs.verb import ISOLATED, WORKLOAD, Address, ModelName, Ray, target, verb
+from redline.verbs.verb import ISOLATED, WORKLOAD, ModelName, target, verb
 from redline.verbs.workspace import Workspace, named_function, one_spec, use
 
 COST = Figure(
@@ -63,14 +56,6 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
     """Several as a person writes them: a list, or a text with commas."""
     given = value.split(",") if isinstance(value, str) else value
     return tuple(word.strip() for word in given)
-
-
-def _batch(name: str, value: Any) -> int | str | None:
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    if isinstance(value, str) and value != "auto":
-        raise SpecError(f"batch must be a number or 'auto', got {value!r}")
-    return value  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +146,6 @@ def tune(
     snippet: Annotated[
         Path | None, setting("Write the winner as plain PyTorch to this file.", shape="FILE", kind=str)
     ] = None,
-    batch: Annotated[
-        Any, setting("Items per step, or auto to search it too.", short="-b", group=WHAT, kind=str, read=_batch)
-    ] = None,
     recipes: Annotated[
         Any, setting("A recipe to try first; repeatable.", short="-r", option="--recipe", kind=list[str])
     ] = (),
@@ -192,8 +174,6 @@ def tune(
     ] = None,
     name: Annotated[str | None, setting("Name of the search. Default: derived from what is asked.")] = None,
     resume: Annotated[bool, setting("Continue the same search where it stopped.")] = False,
-    ray: Ray = False,
-    address: Address = None,
     loss: Any | None = None,
     workspace: Workspace | None = None,
     clock: Clock = time.monotonic,
@@ -204,20 +184,18 @@ def tune(
     The winner is proven against the baseline, and each of its switches is measured. Every recipe's numerics are checked before it is timed.
     Ctrl-C prints the best so far. A --check that raises an error under a recipe rejects that recipe, and the exit code is 5.
     """
-    require_cluster(ray, address)
     per_hour = parse_price(price) if price is not None else None
     if snippet is not None:
         check_file(Path(snippet))
+    if settings.get("batch") == "auto":
+        raise UsageError("a search is at one batch: 'redline batch MODEL -r RECIPE' finds the best one for its winner")
     if settings.get("no_check"):
         raise UsageError("no_check does not go with a search: it recommends nothing whose outputs were not checked")
-    if batch not in (None, "auto"):
-        settings["batch"] = batch
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a search", model, inputs, recipes="baseline", loss=loss, **settings)
         asked = TuneSpec(
             spec=spec,
             objective=objective,
-            tunes_batch=batch == "auto",
             slo_p95_s=slo_p95,
             tolerance=Tolerance.of(tolerance),
             allow_quantized=allow_quantized,
@@ -228,8 +206,10 @@ def tune(
             replicates=replicates,
         )
         budget_s = seconds_of("budget", budget) if budget is not None else None
-        wanted = Wanted(asked=asked, budget_s=budget_s, jobs=jobs, name=name or default_name(asked), resume=resume)
-        result = _search_on_cluster(wanted, working, address) if ray else _search_here(wanted, working, clock)
+        if budget_s is not None and not budget_s > 0:
+            raise SpecError(f"budget must be above 0, got {budget_s}")
+        name = name or default_name(asked)
+        result = _search(working, asked, name=name, resume=resume, budget_s=budget_s, jobs=jobs, clock=clock)
     if snippet is not None and result.snippet is not None:
         write_text(Path(snippet), result.snippet)
     return result_of(
@@ -237,59 +217,40 @@ def tune(
     )
 
 
-def usual_budget_s(facts: Facts | None, spec_device: str, task: Any) -> float:
-    """A minute, and three and a half times what compiling the model may take: three minutes or so for one that compiles in 40 s."""
-    on_cpu = spec_device.partition(":")[0] == "cpu"
-    return round(min(60.0 + 3.5 * compile_s(facts, on_cpu=on_cpu, task=task), 600.0), -1)
-
-
-class Wanted(Frozen):
-    """A search that was asked for, on this machine or on one of a cluster."""
-
-    asked: TuneSpec
-    budget_s: float | None
-    """None: by what the model costs."""
-    jobs: int | None
-    name: str
-    resume: bool
-
-    def __post_init__(self) -> None:
-        require_range("jobs", self.jobs, 1, MOST_THREADS)
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise SpecError(f"budget must be above 0, got {self.budget_s}")
-
-
-def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monotonic) -> TuneResult:
-    """Search, or continue a search."""
-    asked = wanted.asked
-    if asked.tunes_batch:
-        require_batches([asked.spec])
+def _search(
+    workspace: Workspace,
+    asked: TuneSpec,
+    *,
+    name: str,
+    resume: bool,
+    budget_s: float | None,
+    jobs: int | None,
+    clock: Clock,
+) -> TuneResult:
+    """Search, or continue a search; without a budget, for as long as the model costs."""
     history, ledger = workspace.history, workspace.history.tunes()
     searches = KeptSearches(ledger)
-    with ledger.held(wanted.name):
+    with ledger.held(name):
         started_s = clock()
-        kept = searches.to_resume(wanted.name) if wanted.resume else None
+        kept = searches.to_resume(name) if resume else None
         (spec,) = workspace.checked([asked.spec])
         if spec.workload.task == "step":
             raise UsageError("a function is timed as it is, so there is no recipe to search: tune the model inside it")
         asked = msgspec.structs.replace(asked, spec=spec)
-        kept = resumed(kept, asked) if kept is not None else None
+        record = resumed(kept, asked) if kept is not None else TuneRecord(name=name, tune=asked, created_at=time.time())
         offered = workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch)
         space, refused = space_for(asked, offered.choices)
         for seed in asked.seeds:
             space.checked(seed)
-        quantizing = tuple(choice.switch for choice in offered.choices if choice.capabilities.quantizes)
-        record = kept or TuneRecord(
-            name=wanted.name,
-            tune=asked,
-            created_at=time.time(),
-            refused=tuple(refused),
-            quantizing=quantizing,
-            facts=offered.facts,
-        )
         if kept is None:
-            record = with_hints(record, searches.newest_first(), lambda one: history.load_many(one.record_ids), space)
+            quantizing = tuple(choice.switch for choice in offered.choices if choice.capabilities.quantizes)
+            known = {"refused": tuple(refused), "quantizing": quantizing, "facts": offered.facts}
+            record = with_hints(msgspec.structs.replace(record, **known), searches.newest_first())
         before_s = clock() - started_s  # waiting for the device is not charged
+        if budget_s is None:
+            budget_s = usual_budget_s(record, is_on_cpu(spec))
+            cost_s = compile_s(record.facts, on_cpu=is_on_cpu(spec)) * (record.compile_scale or 1.0)
+            workspace.observer.noted(f"compiling takes about {cost_s:.0f} s, so the budget is {budget_s:.0f} s; --budget changes it")  # fmt: skip
         with workspace.lock(spec.device):
             search = Search(
                 tune=record,
@@ -299,70 +260,20 @@ def _search_here(wanted: Wanted, workspace: Workspace, clock: Clock = time.monot
                 keeper=searches,
                 observer=workspace.observer,
                 clock=clock,
-                budget_s=wanted.budget_s or usual_budget_s(record.facts, spec.device, spec.workload.task),
+                budget_s=budget_s,
                 order=random.Random(spec.seed),
-                records=history.load_many(record.record_ids) if kept else {},
-                jobs=wanted.jobs or usual_jobs(spec),
+                records=history.load_many(record.record_ids) if kept is not None else {},
+                jobs=jobs or usual_jobs(spec),
                 before_s=before_s,
             )
             run_search(search)
             return _with_snippet(search, workspace)
 
 
-class _Sent(Frozen):
-    """The question to a machine of a cluster."""
-
-    search: Wanted
-    kept: bytes = b""
-    """How far a search came that goes on there, with the records that it rests on."""
-    records: tuple[bytes, ...] = ()
-
-
-class _Found(Frozen):
-    """The answer of a machine of a cluster."""
-
-    tune: bytes
-    records: tuple[bytes, ...]
-
-
-def _search_on_cluster(wanted: Wanted, workspace: Workspace, address: str | None) -> TuneResult:
-    """Runs the whole search on one machine of a cluster and keeps here what it found."""
-    history, ledger = workspace.history, workspace.history.tunes()
-    searches = KeptSearches(ledger)
-    with ledger.held(wanted.name):
-        kept = searches.to_resume(wanted.name) if wanted.resume else None
-        records = history.load_many(kept.record_ids) if kept is not None else {}
-        sent = _Sent(
-            search=wanted,
-            kept=encode_tune(kept) if kept is not None else b"",
-            records=tuple(map(encode, records.values())),
-        )
-        workspace.observer.stage("searching on the cluster")
-        payload, device = msgspec.msgpack.encode(sent), wanted.asked.spec.device
-        ((_, answer),) = on_cluster(_search_there, [payload], [device], address)
-        if isinstance(answer, DoorError):
-            raise answer
-        found = msgspec.msgpack.decode(answer, type=_Found)
-        measured = [decode(record) for record in found.records]
-        for record in measured:
-            history.finish(record)
-        tune = decode_tune(found.tune)
-        searches.save(tune)
-    return _found(tune, {record.id: record for record in measured}, workspace)
-
-
-def _search_there(payload: bytes) -> bytes:
-    """Runs the search on the machine of the cluster, in a history that lasts as long as the search."""
-    sent = msgspec.msgpack.decode(payload, type=_Sent)
-    with TemporaryDirectory(prefix="redline-tune-") as folder:
-        with Workspace(history=Path(folder) / "history.sqlite") as workspace:
-            for record in sent.records:
-                workspace.history.finish(decode(record))
-            if sent.kept:
-                KeptSearches(workspace.history.tunes()).save(decode_tune(sent.kept))
-            result = _search_here(sent.search, workspace)
-        records = tuple(map(encode, result.recorded.values()))
-    return msgspec.msgpack.encode(_Found(tune=encode_tune(result.tune), records=records))
+def usual_budget_s(tune: TuneRecord, on_cpu: bool) -> float:
+    """A minute, and three and a half times what compiling the model may take: three minutes or so for one that compiles in 40 s."""
+    cost_s = compile_s(tune.facts, on_cpu=on_cpu) * (tune.compile_scale or 1.0)
+    return round(min(60.0 + 3.5 * cost_s, 600.0), -1)
 
 
 def _found(tune: TuneRecord, records: Mapping[str, RunRecord], workspace: Workspace) -> TuneResult:
@@ -392,8 +303,7 @@ def _with_snippet(search: Search, workspace: Workspace) -> TuneResult:
     if result.winner is None:
         return result
     spec = search.asked.spec
-    workload = msgspec.structs.replace(spec.workload, batch=result.winner.row.batch or spec.workload.batch)
-    winner = msgspec.structs.replace(spec, recipe=Recipe.parse(result.winner.recipe), workload=workload)
+    winner = msgspec.structs.replace(spec, recipe=Recipe.parse(result.winner.recipe))
     try:
         search.keep(snippet=workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code)
     except BenchError as error:
@@ -423,12 +333,12 @@ def result_of(
     per_hour: float | None = None,
 ) -> TuneResult:
     """Shows the winner, its code and five rows of the ranking; with -v all that the search knows."""
-    first = next((ranked.row for ranked in summary.ranking), None)
+    workload, first = tune.tune.spec.workload, next((ranked.row for ranked in summary.ranking), None)
     device = first.device if first is not None else tune.tune.spec.device
     roofline = summary.leader.row.roofline if summary.leader is not None else None
     about: dict[str, Fact] = {
-        "model": tune.tune.spec.workload.model,
-        "task": tune.tune.spec.workload.task,
+        "model": workload.model,
+        "task": workload.task,
         "batch": first.batch if first is not None else None,
         "device": f"{first.device_name} ({device})" if first is not None and first.device_name else device,
         "objective": tune.tune.objective,
@@ -442,24 +352,19 @@ def result_of(
         "headroom": roofline.headroom if roofline is not None else None,
     }
     speed = FIGURE_OF.get(tune.tune.objective, "throughput")
+    columns = ("recipe", "vs_baseline", "verdict", speed, "error", "compile", "cost_per_million")
+    ranking = tuple(_ranked_row(summary, each, at, per_hour) for at, each in enumerate(summary.ranking))
+    is_sound = summary.leader is not None and not any(metric.failure for metric in tune.metrics)
     return TuneResult(
         verb="tune",
         headline=Headline(template="{answer}", figures={"answer": answer(summary)}),
-        tables=(
-            Table(
-                name="ranking",
-                title=title,
-                rows=tuple(_ranked_row(summary, each, at, per_hour) for at, each in enumerate(summary.ranking)),
-                columns=("recipe", "vs_baseline", "verdict", speed, "error", "compile", "cost_per_million"),
-            ),
-            *_other_tables(tune, summary),
-        ),
+        tables=(Table(name="ranking", title=title, rows=ranking, columns=columns), *_other_tables(summary)),
         about=about,
-        notes=tuple(_notes(tune, summary, records)),
+        notes=tuple(_notes(summary, records)),
         blocks=tuple(_blocks(summary, snippet_file)),
-        next=_next(tune, summary),
+        next=_next(summary),
         record_ids=tuple(tune.record_ids),
-        exit_code=_exit_code(tune, summary),
+        exit_code=Exit.INTERRUPTED if tune.state == "interrupted" else Exit.DONE if is_sound else Exit.FAILED_ROW,
         tune=tune,
         records=list(records.values()),
         recorded=dict(records),
@@ -479,28 +384,31 @@ def _ranked_row(found: TuneSummary, ranked: Ranked, number: int, per_hour: float
         "error": error_text(row.numerics, with_steps=True),
         "remark": str(ranked.note or ("host-bound" if row.bound.label == "host" else "")),
     }
-    known = [figure_of(row, name) for name in ("throughput", *FIGURE_OF.values())]
+    speed = speed_of(found, ranked)
+    known = [
+        speed if speed and name == speed.name else figure_of(row, name) for name in ("throughput", *FIGURE_OF.values())
+    ]
     metrics = [vs_baseline(ranked), *(metric for metric in known if metric is not None)]
     metrics += [COMPILE(ranked.compile_s)] if ranked.compile_s is not None else []
     metrics += [COST(row.changed(per_hour=per_hour).cost_per_million)] if per_hour is not None else []
     return Row(facts=facts, metrics=tuple(metrics), is_detail=number >= SHOWN)
 
 
-def _other_tables(tune: TuneRecord, found: TuneSummary) -> Iterator[Table]:
+def _other_tables(found: TuneSummary) -> Iterator[Table]:
+    tune = found.tune
+    spent = [Figure(name=name, unit="s")(value) for name, value in msgspec.structs.asdict(tune.spent).items()]
+    facts = msgspec.to_builtins(tune.facts) if tune.facts is not None else {}
+    plain = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in facts.items()}
     checks = (Row(facts={"recipe": each.recipe, "value": each.value, "baseline": each.baseline}, failure=each.failure or "") for each in tune.metrics)  # fmt: skip
     yield Table(name="checks", title="your check", rows=tuple(checks))
     details: dict[str, Iterable[Row]] = {
         "gains": (Row(facts={"switch": each.switch}, metrics=(GAIN(each.gain, each.low, each.high),)) for each in found.switches),
         "rejected": (Row(facts={"recipe": each.recipe, "part": each.switch, "scope": each.scope, "code": each.code, "why": each.text}) for each in found.rejected),
+        "given up": (Row(facts={"recipe": each.recipe}, metrics=(Figure(name="after", unit="s")(each.seconds),)) for each in tune.given_up),
         "not tried": (Row(facts={"switch": each.switch, "why": str(each.reason)}) for each in tune.refused),
-        "untried": (Row(facts={"recipe": each.recipe}, metrics=(GAIN(1 + each.gain), Figure(name="needs", unit="s")(each.budget_s))) for each in tune.untried),
-        "spent": [Row(facts={"what": "seconds"}, metrics=tuple(Figure(name=name, unit="s")(value) for name, value in msgspec.structs.asdict(tune.spent).items()))],
+        "spent": [Row(facts={"what": "seconds"}, metrics=tuple(spent))],
+        "a step of the model": (Row(facts={"fact": name, "value": value}) for name, value in plain.items() if value and not isinstance(value, dict)),
     }  # fmt: skip
-    if tune.facts is not None:
-        known = msgspec.to_builtins(tune.facts).items()
-        values = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in known}
-        plain = {name: value for name, value in values.items() if value and not isinstance(value, dict)}
-        details["a step of the model"] = [Row(facts={"fact": name, "value": value}) for name, value in plain.items()]
     for name, rows in details.items():
         yield Table(name=name.replace(" ", "_"), title=name, rows=tuple(rows)).as_detail()
 
@@ -509,11 +417,10 @@ def _blocks(found: TuneSummary, snippet_file: str | Path | None) -> Iterator[Blo
     tune, workload = found.tune, found.tune.tune.spec.workload
     best = found.winner or (None if found.has_answer else found.leader)  # what was stopped shows the best so far
     if best is not None and best.recipe != BASELINE:
-        code = f"redline.recipe({best.recipe!r}).apply(model, *example_inputs)"
-        if workload.task == "train":
-            code = f"redline.recipe({best.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
-        elif workload.task == "generate":
-            code = f"redline run {workload.model} --task generate -r {best.recipe}"
+        code = {
+            "train": f"redline.recipe({best.recipe!r}, task='train').training_step(model, loss, inputs, targets)",
+            "generate": f"redline run {workload.model} --task generate -r {best.recipe}",
+        }.get(workload.task, f"redline.recipe({best.recipe!r}).apply(model, *example_inputs)")
         file = f"\ncode without Redline: {snippet_file}" if snippet_file is not None and tune.snippet else ""
         yield Block(title="", text=f"  {code}{file}")
     if tune.tune.objective == "latency":
@@ -538,29 +445,28 @@ LEFT_OUT_OF_COMPARISON = ("masked-positions", "one-input-set")
 """Codes of notes that say what the comparison of outputs leaves out."""
 
 
-def _notes(tune: TuneRecord, found: TuneSummary, records: Mapping[str, RunRecord]) -> Iterator[Note]:
+def _notes(found: TuneSummary, records: Mapping[str, RunRecord]) -> Iterator[Note]:
     """Yields what failed, the baseline first, how the search ended, and what the leader's figures rest on."""
     reasons: dict[str, list[str]] = {}
     for each in sorted(found.rejected, key=lambda each: each.recipe != BASELINE):
         reasons.setdefault(each.text, []).append(each.recipe)
-    if reasons:
-        texts = [
-            f"{counted(len(recipes), 'recipe')}, such as {recipes[0]}: {text}"
-            if recipes[1:]
-            else f"{recipes[0]}: {text}"
-            for text, recipes in reasons.items()
-        ]
+    texts = [
+        f"{counted(len(recipes), 'recipe') + ', such as ' if recipes[1:] else ''}{recipes[0]}: {text}"
+        for text, recipes in reasons.items()
+    ]
+    if texts:
         yield note("rejected-in-final", f"rejected: {'; '.join(texts)}")
-    yield from tune.notes
+    yield from found.tune.notes
     if found.leader is not None:
         yield from _leader_notes(found.leader, found)
         own = (each.prepared for each in records.values() if str(each.spec.recipe) == found.leader.recipe)
         known = dict.fromkeys(each for one in own if one is not None for each in one.workload.notes)
         yield from (each for each in known if found.winner is not None and each.code in LEFT_OUT_OF_COMPARISON)
-    tried = {trial.recipe for trial in tune.trials}
-    for name in dict.fromkeys(each.recipe for each in tune.given_up if each.recipe not in tried):
-        seconds = max(each.seconds for each in tune.given_up if each.recipe == name)
-        yield note("given-up", f"{name} was given up: {seconds:.0f} s were not enough to prepare it", about=name)
+    tried = {trial.recipe for trial in found.tune.trials}
+    late = {each.recipe: each.seconds for each in found.tune.given_up if each.recipe not in tried}
+    if late:
+        told = ", ".join(f"{recipe} ({seconds:.0f} s were not enough)" for recipe, seconds in late.items())
+        yield note("given-up", f"given up while they were prepared: {told}")
 
 
 def _leader_notes(leader: Ranked, found: TuneSummary) -> Iterator[Note]:
@@ -586,30 +492,24 @@ def _leader_notes(leader: Ranked, found: TuneSummary) -> Iterator[Note]:
         yield note("fewer-digits", text)
 
 
-def _next(tune: TuneRecord, found: TuneSummary) -> str:
-    codes = {each.code for each in tune.notes}
+def _next(found: TuneSummary) -> str:
+    tune, winner = found.tune, found.winner
     if tune.state in ("running", "interrupted"):
         return "the same command with --resume continues"
-    if "baseline-too-slow" in codes:
-        return "the same command with a larger --budget, or on a quieter machine"
-    if "not-finite" in codes and found.leader is None:
-        return "give inputs, weights or a loss with which the baseline's own numbers are finite"
-    if "not-repeatable" in codes:
-        return "make the model give the same twice: no state between calls, and random numbers from torch alone"
+    remedies = {
+        "baseline-too-slow": "the same command with a larger --budget, or on a quieter machine",
+        "not-finite": "give inputs, weights or a loss with which the baseline's own numbers are finite",
+        "not-repeatable": "make the model give the same twice: no state between calls, and random numbers from torch alone",
+    }
+    for each in tune.notes:
+        if each.code in remedies:
+            return remedies[each.code]
     if found.leader is None:
         return "make the baseline run; 'redline run' shows where it breaks"
     if not found.has_answer:
         return "the same command with --resume and a larger --budget continues"
-    if found.winner is not None:
-        recipes = [found.winner.recipe]
-        return command_line("profile", tune.tune.spec, batch=found.winner.row.batch, recipes=recipes) or ""
+    if winner is not None:
+        return command_line("profile", tune.tune.spec, batch=winner.row.batch, recipes=[winner.recipe]) or ""
     if any(row.verdict == "inconclusive" and row.low is not None for row in found.ranking):
         return "stay with the baseline, or try again on a quiet machine or with more --replicates"
     return "stay with the baseline; try another batch, or --allow-quantized with a --check"
-
-
-def _exit_code(tune: TuneRecord, found: TuneSummary) -> int:
-    if tune.state == "interrupted":
-        return Exit.INTERRUPTED
-    is_sound = found.leader is not None and not any(metric.failure for metric in tune.metrics)
-    return Exit.DONE if is_sound else Exit.FAILED_ROW

@@ -25,7 +25,7 @@ from worlds.tuning import loss_of, simulated_facts, tune_simulated
 from redline.model.protocol import SwitchChoice
 from redline.model.record import Capabilities, RunRecord
 from redline.model.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.model.work import Facts, LayerShare
+from redline.model.work import Facts
 from redline.search.decide import Race
 from redline.search.observer import NoJournal, Observer
 from redline.search.tune.costs import Costs
@@ -63,13 +63,7 @@ class TestAnAnswerInTime:
             pytest.param(convnext_on_an_h200(10.0), 60.0, 180, "compile", 0.15, id="a quick compile in a minute"),
             pytest.param(convnext_on_an_h200(20.0), 60.0, 180, "compile", 0.15, id="a usual one"),
             pytest.param(
-                without_blocks(convnext_on_an_h200(25.0)),
-                60.0,
-                180,
-                "compile",
-                0.05,
-                id="longer than expected",
-                marks=pytest.mark.xfail(strict=True, reason="a compile of 24 s and more is given up too early"),
+                without_blocks(convnext_on_an_h200(25.0)), 60.0, 180, "compile", 0.05, id="longer than expected"
             ),
             pytest.param(trained_on_an_h200(10.0), 60.0, 500, "fused-optimizer", 0.1, id="a training step"),
             pytest.param(trained_on_an_h200(30.0), 60.0, 500, "fused-optimizer", 0.2, id="a slow one"),
@@ -110,17 +104,17 @@ class TestAnAnswerInTime:
         search = searched(LONGER)
         raced = [search.records[each] for replicate in search.tune.finals for each in replicate]
         compiled = [record for record in raced if "compile" in str(record.spec.recipe)]
-        assert [any(note.code == "timed-before" for note in record.notes) for record in compiled].count(True) == 1
+        assert sum(record.prepared.cold_start.compile_cache == "cold" for record in compiled) >= 2
         assert not {trial.record_id for trial in search.tune.trials} & {record.id for record in raced}
 
     def test_what_was_left_untried_is_told_with_all_that_it_would_have_taken(self) -> None:
         """A recipe fits into what is left, but not with its race: both times are named, or the sentence contradicts itself."""
-        search = tune_simulated(a_busy_cpu(), 1, 60.0, before_s=8.0)
+        search = searched(convnext_on_an_h200(20.0), 40.0, launches=900)
         (noted,) = (each for each in search.tune.notes if each.code == "untried")
         figures = re.search(r"takes about (\d+) s, and the final comparison (\d+) s; (\d+) s are left", str(noted))
         takes_s, race_s, left_s = map(float, figures.groups())
         assert takes_s + race_s > left_s
-        assert all(each.budget_s is not None and each.budget_s > 60.0 for each in search.tune.untried)
+        assert int(re.search(r"--budget (\d+)s would hold it", str(noted))[1]) > 40
 
     @pytest.mark.parametrize("seed", [1, 2, 3])
     def test_is_had_on_a_busy_cpu(self, seed: int) -> None:
@@ -189,7 +183,7 @@ class TestWhatIsStarted:
         search = searched(convnext_on_an_h200(20.0), 40.0, launches=900)
         assert {"fp16", "bf16"} & switches(search.tune.trials[1].recipe)
         assert not any("compile" in trial.recipe for trial in search.tune.trials)
-        assert any("compile" in each.recipe for each in search.tune.untried)
+        assert any("compile" in str(each) for each in search.tune.notes if each.code == "untried")
 
     def test_where_the_host_is_in_the_way_the_first_is_recorded(self) -> None:
         search = searched(replace(convnext_on_an_h200(20.0), host_s=0.02), jobs=1)
@@ -218,20 +212,10 @@ class TestCosts:
         truth = replace(like_an_h200(), cold_compile_s=45.0)
         search = tune_simulated(truth, 1, 1800.0, facts=simulated_facts(truth))
         costs = Costs(search)
-        assert costs.learned_scale == pytest.approx(45.0 / 11.3, rel=0.15)
+        assert costs.learned_scale == pytest.approx(45.0 / 16.1, rel=0.15)
         new = next(each for each in search.space.recipes if "compile" in each and not costs.is_cached(each))
         assert costs.seconds(new) == pytest.approx(45.0 + 3.5, rel=0.15)
         assert search.tune.compile_scale == costs.learned_scale
-
-    @pytest.mark.parametrize(("kinds", "most_s"), [(5, 6.0), (60, 15.0)])
-    def test_a_library_that_tries_its_kernels_takes_longer_for_each_kind_of_convolution(
-        self, kinds: int, most_s: float
-    ) -> None:
-        layers = {"convolution": LayerShare(calls=2 * kinds, share=0.9, kinds=kinds)}
-        facts = msgspec.structs.replace(simulated_facts(like_an_h200()), layers=layers)
-        costs = Costs(tune_simulated(like_an_h200(), 1, 1.0, facts=facts))
-        added_s = costs.seconds(switches("amp+cudnn-benchmark")) - costs.seconds(switches("amp"))
-        assert 0.1 * most_s < added_s < most_s
 
 
 class TestIntervals:

@@ -127,7 +127,7 @@ class TestTheRaceTeachesToo:
     def test_what_breaks_there_by_chance_rules_out_that_recipe_alone(self, tune: Tune) -> None:
         failure = Failure(stage="measure", kind="crash", message="it breaks")
         truth = landscape(
-            failure=lambda spec: failure if spec.measure.min_rounds == 6 and str(spec.recipe) == BEST else None
+            failure=lambda spec: failure if spec.measure.max_seconds == 10.0 and str(spec.recipe) == BEST else None
         )
         result = tune(truth)
         (lesson,) = result.tune.lessons

@@ -11,10 +11,11 @@ from reported import ceilings_of, race_records
 
 from redline.analyze.measurement import Measurement, measurements
 from redline.analyze.pairs import pair_of
+from redline.model.note import note
 from redline.search.tune.record import Trial, TuneRecord, TuneSpec
 from redline.search.tune.standings import Standings
 from redline.search.tune.summary import Ranked, SwitchGain, TuneSummary
-from redline.show.searches import answer, gain_path_of
+from redline.show.searches import answer, gain_path_of, speed_of
 
 RECORDS = race_records()
 ROWS = measurements(RECORDS, ceilings_of)
@@ -78,6 +79,27 @@ def test_there_is_no_way_without_a_winner_or_to_the_baseline_itself() -> None:
 def test_what_was_not_decided_is_not_told_as_slower(low: float, high: float, verdict: Any, told: str) -> None:
     rows = (BASELINE, ranked(LEADER_ROW, 0.94, low, high, verdict))
     assert told in answer(msgspec.structs.replace(summary(), leader=BASELINE, ranking=rows))
+
+
+def test_what_looks_faster_in_the_table_is_never_called_nothing() -> None:
+    """Each sentence names why the row above it is not the winner."""
+    fast = ranked(LEADER_ROW, 5.37, 5.2, 5.5, "faster")
+    unraced = msgspec.structs.replace(fast, low=None, high=None)
+    unproven = msgspec.structs.replace(fast, note=note("no-check", "int8: give a check of your own"))
+    for row, told in ((unraced, "was faster in one process and was not raced"), (unproven, "and may be recommended")):
+        sentence = answer(msgspec.structs.replace(summary(), leader=BASELINE, ranking=(row, BASELINE)))
+        assert told in sentence
+        assert "nothing that was tried is faster" not in sentence
+
+
+def test_the_speeds_of_the_table_divide_by_its_ratios() -> None:
+    """They were 6.11x at 1 538 img/s beside 6.08x at 1 313: each speed was of the minute of its own processes."""
+    rows = (ranked(LEADER_ROW, 4.0, 3.9, 4.1, "faster"), BASELINE)
+    found = msgspec.structs.replace(summary(), ranking=rows)
+    speeds = [speed_of(found, row) for row in rows]
+    assert speeds[0].value == pytest.approx(4.0 * speeds[1].value)
+    assert speeds[1].value == BASELINE_ROW.throughput_per_s
+    assert speeds[0].in_words in answer(found)
 
 
 def test_who_did_not_race_is_set_against_those_who_did() -> None:

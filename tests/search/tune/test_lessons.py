@@ -83,10 +83,10 @@ def test_a_failure_accuses_what_no_sound_recipe_has_held(
 
 
 def test_what_the_facts_speak_against_is_doubted_until_it_runs() -> None:
-    doubted = after([], doubted=[switches("onnx")])
+    doubted = after([], doubted=["onnx"])
     assert doubted.chance(switches("fold-bn+onnx")) == pytest.approx(0.5)
     assert doubted.chance(switches("fold-bn")) == 1.0
-    assert after([], ["onnx"], doubted=[switches("onnx")]).chance(switches("fold-bn+onnx")) == 1.0
+    assert after([], ["onnx"], doubted=["onnx"]).chance(switches("fold-bn+onnx")) == 1.0
 
 
 def test_a_longer_check_is_answered_by_recipes_that_were_checked_as_long() -> None:

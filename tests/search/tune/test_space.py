@@ -69,10 +69,9 @@ class TestSpace:
         assert {switches("amp+graphs+fused"), switches("amp+fused"), switches("fp16+graphs")} <= set(space.recipes)
         assert not space.is_valid(switches("amp+compile+graphs"))
         # What needs a switch is left out together with it.
-        left_out = {"amp": "graphs+fused", "graphs": "amp+fused", "fused+graphs": "amp"}
-        assert dict(space.less_one(switches("amp+graphs+fused"))) == {
-            name: switches(rest) for name, rest in left_out.items()
-        }
+        left_out = {"graphs+fused": "amp", "amp+fused": "graphs", "amp": "fused+graphs"}
+        less_one = space.less_one(switches("amp+graphs+fused"))
+        assert less_one == {switches(rest): name for rest, name in left_out.items()}
         with pytest.raises(UsageError, match="recipe amp\\+graphs: graphs: scaling asks the host; add fused"):
             space.checked("amp+graphs")
         without, _ = space_for(asked(without=("fused",)), (*choices, fused))
@@ -93,13 +92,9 @@ class TestSpace:
             space_for(asked(switches=("fp61",)), CHOICES)
 
     def test_some_switches_come_only_where_they_are_wanted(self) -> None:
-        """What quantizes when it is allowed, what only spares memory where the batch may grow."""
+        """What quantizes when it is allowed, and what only spares memory never."""
         sparing = SwitchChoice(switch="checkpointing", family="checkpointing", relieves="memory")
-        for wish, more in (
-            ({}, set()),
-            ({"allow_quantized": True}, {"int8"}),
-            ({"tunes_batch": True}, {"checkpointing"}),
-        ):
+        for wish, more in (({}, set()), ({"allow_quantized": True}, {"int8"})):
             space, refused = space_for(asked(**wish), (*CHOICES, sparing))
             assert {"int8", "checkpointing"} & space.by_switch.keys() == more
             assert {each.switch for each in refused} == {"onnx", "int8", "checkpointing"} - more

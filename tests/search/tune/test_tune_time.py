@@ -11,10 +11,8 @@ from test_decide import Crowded
 from tune_bench import BEST, CHOICES, Tune, device_s, host_s, landscape, tuned
 from worlds.recipes import switches_of
 
-from redline.model.errors import SpecError, UsageError
+from redline.model.errors import UsageError
 from redline.model.protocol import SwitchChoice, SwitchNeed
-from redline.model.record import Failure
-from redline.model.spec import RunSpec
 from redline.search.observer import Observer
 from redline.store import History
 from redline.testing.fake import FakeDoor
@@ -41,8 +39,8 @@ class TestJobs:
         assert "compile" not in result.recipe
         assert result.tune.seconds <= 80.0 * 1.1
         late = result.tune.given_up[0]
-        told = [str(each) for each in result.notes if each.code == "given-up"]
-        assert f"{late.recipe} was given up: {late.seconds:.0f} s were not enough to prepare it" in told
+        (told,) = [str(each) for each in result.notes if each.code == "given-up"]
+        assert f"{late.recipe} ({late.seconds:.0f} s were not enough)" in told
 
     @pytest.mark.parametrize(("room", "jobs"), [(2, 6), (1, 1)])
     def test_what_does_not_fit_beside_others_is_tried_alone(self, history: History, room: int, jobs: int) -> None:
@@ -62,9 +60,9 @@ class TestBudget:
         """Processes that differ by a third: two replicates leave a gain of 1 to 20 times open."""
         alone = {"choices": CHOICES[:1], "step_s": lambda spec: 0.001 if switches_of(spec) else 0.01}
         result = tune(landscape(offset_sigma=0.3, **alone), budget="20m", replicates=2, batch=32)
-        assert len(result.tune.finals) == 5
+        assert len(result.tune.finals) == 4, "twice as many as were asked for"
         steady = tune(landscape(), budget="20m", replicates=2, batch=32, name="steady")
-        assert len(steady.tune.finals) < 5
+        assert len(steady.tune.finals) < 4
 
     def test_what_is_left_of_it_goes_to_those_whose_trial_may_have_been_unlucky(self, tune: Tune) -> None:
         """Where processes lie 8 % apart, the fastest of five trials is often not the fastest recipe."""
@@ -92,9 +90,9 @@ class TestBudget:
         assert {trial.recipe for trial in result.tune.trials} == {"baseline"}
         assert result.tune.state == "out-of-budget"
         (untried,) = [each for each in result.notes if each.code == "untried"]
-        assert str(untried).startswith("no time to try any other recipe: ")
+        assert str(untried).startswith("no time to try all recipes that may be faster: ")
         told = str(result)
-        assert told.startswith("no answer: only the baseline was tried; there was no time for anything else")
+        assert told.startswith("no answer: only the baseline was tried; the budget does not hold another recipe")
         assert "winner" not in told
         assert told.rstrip().endswith("next: the same command with --resume and a larger --budget continues")
 
@@ -116,15 +114,6 @@ class TestBudget:
         assert result.tune.state == "done"
         assert "only the baseline was tried; there is nothing else to try here" in str(result)
 
-    def test_a_batch_for_which_it_was_too_short_is_found_with_more(self, history: History) -> None:
-        truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
-        short = tuned(FakeDoor(truth), history, batch="auto", budget=40.0)
-        assert (short.tune.state, short.tune.batch_replicates) == ("out-of-budget", ())
-        result = tuned(FakeDoor(truth), history, batch="auto", budget="1h", resume=True)
-        assert (result.tune.state, result.recipe) == ("done", BEST)
-        assert len(result.tune.batch_replicates) == 3
-        assert (result.winner.row.batch or 0) > 32
-
     def test_more_than_enough_is_not_used_up(self, tune: Tune) -> None:
         assert tune(budget="2h").tune.seconds < 600
 
@@ -139,7 +128,7 @@ class TestBudget:
         )
         short = tuned(FakeDoor(truth), history, budget="5m", name="short")
         assert slow.switch not in short.recipe
-        assert short.tune.seconds <= 1.04 * 300
+        assert short.tune.seconds < 300
         assert slow.switch in tuned(FakeDoor(truth), history, budget="2h", name="long").recipe
 
 
@@ -220,7 +209,6 @@ class TestCtrlC:
             ({"recipes": "bf16+graphs"}, "recipe"),
             ({"allow_quantized": True, "check": "metrics:top1"}, "allow-quantized, check"),
             ({"device": "cuda:1"}, "device"),
-            ({"batch": "auto"}, "batch"),
             ({"batch": 8}, "batch"),
             ({"launch": {"door": "fake", "memory_limit_bytes": 2**30}}, "max-memory"),
         )
@@ -241,37 +229,3 @@ class TestCtrlC:
         tuned(FakeDoor(landscape()), history, switches=names)
         again = tuned(FakeDoor(landscape()), history, switches=names[::-1], replicates=4, resume=True)
         assert len(again.tune.finals) >= 4
-
-    def test_the_batch_is_looked_for_in_fresh_processes_only(self, history: History) -> None:
-        with pytest.raises(SpecError, match="fresh process"):
-            tuned(FakeDoor(landscape()), history, batch="auto", launch={"door": "inline"})
-
-
-class TestASecondSearch:
-    """Of the same workload, in the same history, and not resumed."""
-
-    def test_begins_with_what_the_first_one_found(self, history: History) -> None:
-        first = tuned(FakeDoor(landscape(failure=_bf16_breaks)), history, budget="5m")
-        second = tuned(FakeDoor(landscape(failure=_bf16_breaks, seed=1)), history, budget="60s")
-        assert [trial.recipe for trial in second.tune.trials][:2] == ["baseline", first.recipe]
-        (told,) = [str(each) for each in second.notes if each.code == "earlier"]
-        assert f"its best, {first.recipe}, comes first" in told
-        assert "bf16 broke then" in told
-        assert second.tune.created_at >= first.tune.created_at
-
-    def test_takes_nothing_from_another_model(self, history: History) -> None:
-        """Of the same name: the file was edited, and the hash of the model says so."""
-        first = tuned(FakeDoor(landscape()), history, budget="60s")
-        record = first.recorded[first.tune.trials[0].record_id]
-        workload = msgspec.structs.replace(record.prepared.workload, model_hash="other")
-        prepared = msgspec.structs.replace(record.prepared, workload=workload)
-        history.finish(msgspec.structs.replace(record, prepared=prepared))
-        second = tuned(FakeDoor(landscape(seed=1)), history, budget="60s")
-        assert second.tune.earlier is None
-        (told,) = [str(each) for each in second.notes if each.code.startswith("earlier")]
-        assert "the model is another than in the search of" in told
-
-
-def _bf16_breaks(spec: RunSpec) -> Failure | None:
-    broken = Failure(stage="numerics", kind="unsupported", message="no bf16", switches=("bf16",), scope="switch")
-    return broken if "bf16" in switches_of(spec) else None

@@ -56,7 +56,7 @@ from redline.bench.workload.workload import Second, Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.note import note
 from redline.model.protocol import MetricAnswer
-from redline.model.record import Numerics
+from redline.model.record import LARGEST_TOLERANCE, TOLERANCE_OVER_FLOOR, Numerics
 from redline.model.spec import Recipe, RunSpec
 
 T = TypeVar("T")
@@ -64,12 +64,9 @@ Method = Literal["outputs", "loss-path", "tokens"]
 Cause = Literal["rounding", "asking twice", "another seed", "the format of the loss"]
 """The cause that makes a floor."""
 
-TOLERANCE_OVER_FLOOR = 4.0
 SMALLEST_TOLERANCE, SMALLEST_UNEQUAL, SMALLEST_LOSS_TOLERANCE = 1e-5, 1e-3, 0.02
 """Tolerances where the floor is lower: for outputs, for integers (some of thousands of classes hang on the last bit of a
 score) and for losses."""
-LARGEST_TOLERANCE = 0.8
-"""With a larger tolerance, a recipe that ignores its input (an error of 1 or more) would come close to passing."""
 UNRESOLVED_FLOOR = 0.5
 """Above this floor the number format cannot resolve the signal of this model, and nothing can be judged."""
 DRAWS_FOR_EQUALITY = 3

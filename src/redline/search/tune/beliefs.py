@@ -10,7 +10,7 @@ to be shorter, and switches that relieve the device cannot show what they are wo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -19,78 +19,87 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.search.tune.space import Space, Switches, expectation, pair_expectation, shared_sd
-from redline.search.tune.standings import PROCESS_SD, Estimate
+from redline.search.tune.space import IN_COMMON, Space, Switches, expectation, pair_expectation
+from redline.search.tune.standings import NEAR_ENOUGH, PROCESS_SD, Estimate
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
 
-PAIR_SDS = (0.01, 0.03, 0.06, 0.12, 0.2)
-"""How much two switches may do together beyond their own effects; what was seen chooses among them."""
-PAIR_SD_DOUBTS = (1.5, 0.5, 0.0, 0.3, 1.0)
-"""Against each of those, as logarithms of odds: a few trials must not rule out that switches meddle with each other."""
-SURPRISE_SD = 0.2
-SURPRISE_RATE = 0.05
-"""Most pairs hardly meddle and a few do strongly, which no single standard deviation says: of pairs never seen
-together, one in twenty may do this much."""
-DOUBT_SHARE = 0.15
-DOUBT_FACTOR = 2.5
+PAIR_SDS = {0.01: 1.5, 0.03: 0.5, 0.06: 0.0, 0.12: 0.3, 0.2: 1.0}
+"""How much two switches may do together beyond their own effects; what was seen chooses among them. Against each stands a doubt, as the logarithm
+of odds: a few trials must not rule out that switches meddle with each other."""
+SURPRISES = (0.05, 0.2)
+"""Most pairs hardly meddle and a few do strongly, which no single standard deviation says: of pairs never seen together, this share may do
+this much."""
+MISLED = (0.15, 2.5)
 """A strong pair distorts the other estimates: with this chance they are off by this factor."""
-NEGLIGIBLE = 0.01
-"""A prior that explains what was seen with less than this weight is left out."""
-HOST_PAIR_SD = 0.08
-"""How much two switches may do together to the host's time."""
-RESIDUAL_SD = 0.006
-"""The part of a recipe's time, as a logarithm, that no sum of effects explains."""
 HOST_ERROR = 0.05
-"""One block says how long issuing a step takes, and is off by about this share."""
-START_SD = 1.5
-"""How far the baseline may lie from what is expected, before it is measured: anywhere, in practice."""
-_QUANTILES = 48
-_LARGEST_Z = 60.0
+"""One block says how long issuing a step takes, and is off by about this share; two switches may do as much together to it."""
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Values of some of the recipes that were seen, by their columns in a prior, with the variances of their noise."""
+
+    columns: Rows
+    values: Floats
+    noises: Floats
+
+    def and_also(self, other: Observations) -> Observations:
+        mine, others = vars(self), vars(other)
+        return Observations(**{name: np.concatenate([mine[name], others[name]]) for name in mine})
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A Gaussian process over every recipe: its mean, its variance, and how it varies together with the recipes that were seen."""
+    """A Gaussian process over every recipe."""
 
     mean: Floats
     own: Floats
     """The variance of each recipe."""
     shared: Floats
     """The covariance of each recipe (rows) with each that was seen (columns)."""
-    rows: NDArray[np.intp]
+    seen: Rows
     """The rows of the recipes that were seen."""
 
-    def given(self, columns: NDArray[np.intp], values: Floats, noises: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of every recipe, given values for some of those that were seen."""
-        return self._given(slice(None), columns, values, noises)
+    def given(self, known: Observations, rows: Rows | slice = slice(None)) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of every recipe, or of those in these rows, given what is known."""
+        across = self.shared[rows][:, known.columns]
+        inverse = np.linalg.inv(self._covariance(known))
+        believed = self.mean[rows] + across @ (inverse @ self._beyond(known))
+        variance = self.own[rows] - np.einsum("ij,ij->i", across @ inverse, across)
+        return believed, np.sqrt(np.maximum(variance, NEAR_ENOUGH**2))
 
-    def given_for_seen(self, columns: NDArray[np.intp], values: Floats, noises: Floats) -> tuple[Floats, Floats]:
-        """The same for the recipes that were seen only, which takes next to no time."""
-        return self._given(self.rows, columns, values, noises)
-
-    def log_likelihood(self, columns: NDArray[np.intp], values: Floats, noises: Floats) -> float:
-        if not len(values):
-            return 0.0
-        factor = np.linalg.cholesky(self._among(columns) + np.diag(noises))
-        scaled = np.linalg.solve(factor, values - self.mean[self.rows[columns]])
+    def log_likelihood(self, known: Observations) -> float:
+        factor = np.linalg.cholesky(self._covariance(known))
+        scaled = np.linalg.solve(factor, self._beyond(known))
         return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
 
-    def _given(
-        self, which: slice | NDArray[np.intp], columns: NDArray[np.intp], values: Floats, noises: Floats
-    ) -> tuple[Floats, Floats]:
-        mean, own = self.mean[which], self.own[which]
-        if not len(values):
-            return mean, np.sqrt(own)
-        across = self.shared[which][:, columns]
-        inverse = np.linalg.inv(self._among(columns) + np.diag(noises))
-        variance = own - np.einsum("ij,ij->i", across @ inverse, across)
-        believed = mean + across @ (inverse @ (values - self.mean[self.rows[columns]]))
-        return believed, np.sqrt(np.maximum(variance, RESIDUAL_SD**2))
+    def below(self, bounds: Mapping[int, float], known: Observations) -> Observations:
+        """Returns Gaussian observations for device times, by column, that are only known to be shorter than their steps.
 
-    def _among(self, columns: NDArray[np.intp]) -> Floats:
-        among: Floats = self.shared[np.ix_(self.rows[columns], columns)]
-        return among
+        From what is known beside them, the part of the Gaussian below the bound, by its mean and variance.
+        """
+        sites = [(0, 0.0, 1.0)][:0]
+        means, sds = self.given(known, self.seen)
+        for column, bound in bounds.items():
+            mean, sd = float(means[column]), float(sds[column])
+            z = min(max((bound - mean) / sd, -8.0), 60.0)  # beyond these nothing changes, but numbers overflow
+            slope = NormalDist().pdf(z) / max(0.5 * math.erfc(-z / math.sqrt(2)), 1e-16)
+            variance = sd**2 * max(1 - z * slope - slope**2, 1e-3)
+            precision = 1 / variance - 1 / sd**2
+            if precision > 1e-3:  # else the bound says nothing
+                value = ((mean - sd * slope) / variance - mean / sd**2) / precision
+                sites.append((column, value, 1 / precision))
+        columns, values, noises = zip(*sites, strict=True) if sites else ((), (), ())
+        return Observations(np.array(columns, dtype=np.intp), np.array(values), np.array(noises))
+
+    def _covariance(self, known: Observations) -> Floats:
+        covariance: Floats = self.shared[np.ix_(self.seen[known.columns], known.columns)] + np.diag(known.noises)
+        return covariance
+
+    def _beyond(self, known: Observations) -> Floats:
+        return known.values - self.mean[self.seen[known.columns]]
 
 
 @dataclass(frozen=True)
@@ -107,172 +116,110 @@ class Beliefs:
     """What is believed about every recipe of a space."""
 
     def __init__(self, space: Space, *, on_cpu: bool, host_is_seen: bool = True) -> None:
-        self.space = space
         self.recipes = list(space.recipes)
         self.index = {recipe: row for row, recipe in enumerate(self.recipes)}
         self.host_is_seen = host_is_seen and not on_cpu
-        switches = [choice.switch for choice in space.choices]
-        families = list(space.families)
-        self._switches = np.array(
-            [[switch in recipe for switch in switches] for recipe in self.recipes], dtype=np.float64
+        choices, families = space.choices, list(space.families)
+        holds = [[choice.switch in recipe for choice in choices] for recipe in self.recipes]
+        self._switches = np.array(holds, dtype=np.float64).reshape(len(self.recipes), len(choices))
+        belongs = [[choice.family == name for name in families] for choice in choices]
+        self._families: Floats = self._switches @ np.array(belongs, dtype=np.float64).reshape(
+            len(choices), len(families)
         )
-        self._switches = self._switches.reshape(len(self.recipes), len(switches))
-        belongs = np.array([[choice.family == name for name in families] for choice in space.choices], dtype=np.float64)
-        self._families: Floats = self._switches @ belongs.reshape(len(switches), len(families))
-        expected = [expectation(choice, on_cpu=on_cpu, task=space.task) for choice in space.choices]
-        self._device = np.array([each.device for each in expected])
-        self._host = np.array([each.host for each in expected])
-        self._device_variances = np.array([self._device_sd(each.device_sd, each.host_sd) ** 2 for each in expected])
-        self._host_variances = np.array([each.host_sd**2 for each in expected])
-        measured = {choice.family for choice in space.choices if choice.expected_time is not None}
-        shared = [shared_sd(name, on_cpu=on_cpu, is_measured=name in measured) for name in families]
-        self._family_variances = np.square(shared)
-        self._pairs = self._pair_means()
-        self._z = _normal_quantiles(_QUANTILES)
-        self._believe = lru_cache(maxsize=4)(self._believe_anew)  # one decision asks several times
-
-    def _device_sd(self, device_sd: float, host_sd: float) -> float:
+        expected = [expectation(choice, on_cpu=on_cpu, task=space.task) for choice in choices]
+        self._device, self._host = (np.array([getattr(each, of) for each in expected]) for of in ("device", "host"))
         # Where host and device cannot be told apart, a switch that relieves the host looks like one that relieves the device.
-        return device_sd if self.host_is_seen or host_sd < 0.5 else math.hypot(device_sd, 0.2)
-
-    def _pair_means(self) -> Floats:
-        means = np.zeros(len(self.recipes))
-        for (at, one), (other_at, other) in combinations(enumerate(self.space.choices), 2):
-            beyond = pair_expectation(one, other)
-            if beyond:
-                means += beyond * self._switches[:, at] * self._switches[:, other_at]
-        return means
+        blurs = [0.0 if self.host_is_seen or each.host_sd < 0.5 else 0.2 for each in expected]
+        self._device_variances = np.array([e.device_sd**2 + blur**2 for e, blur in zip(expected, blurs, strict=True)])
+        self._host_variances = np.array([each.host_sd**2 for each in expected])
+        # The device said how fast these formats are, so that one of them says little about the others.
+        measured = {choice.family for choice in choices if choice.expected_time is not None}
+        common = IN_COMMON | ({"precision": IN_COMMON["precision on a CPU"]} if on_cpu else {})
+        shared = [common.get("other" if name in measured else name, common["other"]) for name in families]
+        self._family_variances = np.square(shared)
+        self._pairs = np.zeros(len(self.recipes))
+        for (at, one), (other_at, other) in combinations(enumerate(choices), 2):
+            self._pairs += pair_expectation(one, other) * self._switches[:, at] * self._switches[:, other_at]
+        levels = (np.arange(48) + 0.5) / 48
+        self._z = np.array([NormalDist().inv_cdf(float(level)) for level in levels])
+        """Standard normal values that are evenly spread, and the same in another order: always the same."""
+        self._others = np.random.default_rng(0).permutation(self._z)
+        self._believe = lru_cache(maxsize=4)(self._believe_anew)  # one decision asks several times
 
     def promises(self, seen: Mapping[Switches, Estimate], fastest: float) -> Floats:
         """For every recipe, by how much it is expected to improve on the fastest so far, as a share of its time.
 
         Averaged over how much switches may meddle with each other, each weighed by how well it explains what was seen.
         """
-        z, others = self._z
         believed, surprise = self._believe(tuple(seen.items())), self._surprises(seen)
-        may_gain = np.full(len(self.recipes), True)
-        if believed.host is not None:
-            host_mean, host_sd = believed.host
-            may_gain = host_mean + host_sd * others.min() < fastest
-        gains = np.zeros(len(self.recipes))
+        host = believed.host or (np.full(len(self.recipes), -np.inf), np.zeros(len(self.recipes)))
+        may_gain = host[0] + host[1] * self._z.min() < fastest
+        misled, gains = MISLED[0] * (1 - surprise), np.zeros(len(self.recipes))
         for weight, mean, sd in believed.device:
-            misled = DOUBT_SHARE * (1 - surprise)
-            likely = ((1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD)))
-            for share, width in likely:
-                rows = np.flatnonzero(may_gain & (mean + width * z.min() < fastest))  # nothing is added to the others
-                times = mean[rows, None] + width[rows, None] * z
-                if believed.host is not None:
-                    times = np.maximum(times, host_mean[rows, None] + host_sd[rows, None] * others)
+            cases = ((1 - surprise - misled, sd), (misled, MISLED[1] * sd), (surprise, np.hypot(sd, SURPRISES[1])))
+            for share, width in cases:
+                rows = np.flatnonzero(may_gain & (mean + width * self._z.min() < fastest))  # the others gain nothing
+                times = mean[rows, None] + width[rows, None] * self._z
+                times = np.maximum(times, host[0][rows, None] + host[1][rows, None] * self._others)
                 gains[rows] += weight * share[rows] * np.maximum(fastest - times, 0.0).mean(axis=1)
         return gains
 
     def expected(self, seen: Mapping[Switches, Estimate]) -> Floats:
         """The logarithm of every recipe's time as it is believed now: what stands in for those being prepared."""
         believed = self._believe(tuple(seen.items()))
-        device = np.zeros(len(self.recipes))
-        for weight, mean, _ in believed.device:
-            device += weight * mean
-        times: Floats = device if believed.host is None else np.maximum(device, believed.host[0])
-        return times
-
-    def _believe_anew(self, seen: tuple[tuple[Switches, Estimate], ...]) -> Believed:
-        hosts = {self.index[recipe]: each.host_log_s for recipe, each in seen if each.host_log_s is not None}
-        return Believed(
-            self._believe_device([(self.index[recipe], each) for recipe, each in seen]),
-            self._believe_host(hosts) if self.host_is_seen and hosts else None,
-        )
+        device = sum((weight * mean for weight, mean, _ in believed.device), np.zeros(len(self.recipes)))
+        return device if believed.host is None else np.maximum(device, believed.host[0])
 
     def _surprises(self, seen: Mapping[Switches, Estimate]) -> Floats:
         """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
         shown = self._switches[[self.index[recipe] for recipe, each in seen.items() if not each.is_host_bound]]
-        unseen = (shown.T @ shown == 0).astype(np.float64)
-        np.fill_diagonal(unseen, 0.0)
-        counts = ((self._switches @ unseen) * self._switches).sum(axis=1) / 2
-        chances: Floats = 1 - (1 - SURPRISE_RATE) ** counts
+        unseen = np.triu(shown.T @ shown == 0, 1).astype(np.float64)
+        counts = ((self._switches @ unseen) * self._switches).sum(axis=1)
+        chances: Floats = 1 - (1 - SURPRISES[0]) ** counts
         return chances
 
-    def _believe_device(self, seen: list[tuple[int, Estimate]]) -> list[tuple[float, Floats, Floats]]:
-        """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
-        free = [each for _, each in seen if not each.is_host_bound]
-        bound = [each for _, each in seen if each.is_host_bound]
-        rows = np.array([at for of in (False, True) for at, each in seen if each.is_host_bound is of], dtype=np.intp)
-        columns = np.arange(len(free))
-        values = np.array([each.log_s for each in free])
-        noises = np.array([each.error**2 + PROCESS_SD**2 + RESIDUAL_SD**2 for each in free])
-        mean = self._switches @ self._device + self._pairs
-        mean = mean + (values.mean() - mean[rows[columns]].mean() if free else min(each.log_s for each in bound))
-        priors = self._priors(mean, rows, (self._device_variances, self._family_variances), PAIR_SDS)
-        believed = []
-        for weight, prior in zip(_weights(priors, columns, values, noises), priors, strict=True):
-            if weight < NEGLIGIBLE:
-                continue
-            sites = _censored(prior, columns, values, noises, bound)
-            together = [np.concatenate([old, new]) for old, new in zip((columns, values, noises), sites, strict=True)]
-            believed.append((float(weight), *prior.given(together[0].astype(np.intp), together[1], together[2])))
-        return believed
+    def _believe_anew(self, seen: tuple[tuple[Switches, Estimate], ...]) -> Believed:
+        hosts = [(recipe, each.host_log_s) for recipe, each in seen if each.host_log_s is not None]
+        return Believed(self._believe_device(seen), self._believe_host(hosts) if self.host_is_seen and hosts else None)
 
-    def _believe_host(self, seen: Mapping[int, float]) -> tuple[Floats, Floats]:
-        rows, values = np.array(list(seen), dtype=np.intp), np.array(list(seen.values()))
+    def _believe_device(self, seen: tuple[tuple[Switches, Estimate], ...]) -> list[tuple[float, Floats, Floats]]:
+        """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
+        free = {column: each for column, (_, each) in enumerate(seen) if not each.is_host_bound}
+        bounds = {column: each.log_s for column, (_, each) in enumerate(seen) if each.is_host_bound}
+        rows = np.array([self.index[recipe] for recipe, _ in seen], dtype=np.intp)
+        known = Observations(
+            np.array(list(free), dtype=np.intp),
+            np.array([each.log_s for each in free.values()]),
+            np.array([each.error**2 + PROCESS_SD**2 + NEAR_ENOUGH**2 for each in free.values()]),
+        )
+        mean = self._switches @ self._device + self._pairs
+        mean += known.values.mean() - mean[rows[known.columns]].mean() if free else min(bounds.values())
+        variances = self._device_variances, self._family_variances
+        priors = [self._prior(mean, rows, *variances, pair_sd) for pair_sd in PAIR_SDS]
+        scores = np.array([prior.log_likelihood(known) for prior in priors]) - list(PAIR_SDS.values())
+        weights = np.exp(scores - scores.max())
+        believed = [prior.given(known.and_also(prior.below(bounds, known))) for prior in priors]
+        return [(float(weight), *each) for weight, each in zip(weights / weights.sum(), believed, strict=True)]
+
+    def _believe_host(self, seen: list[tuple[Switches, float]]) -> tuple[Floats, Floats]:
+        rows, values = (
+            np.array([self.index[recipe] for recipe, _ in seen], dtype=np.intp),
+            np.array([s for _, s in seen]),
+        )
         mean = self._switches @ self._host
         mean = mean - mean[rows].mean() + values.mean()
-        variances = (self._host_variances, self._family_variances * 0.1)
-        (prior,) = self._priors(mean, rows, variances, [HOST_PAIR_SD])
-        return prior.given(np.arange(len(rows)), values, np.full(len(values), HOST_ERROR**2))
+        prior = self._prior(mean, rows, self._host_variances, self._family_variances * 0.1, HOST_ERROR)
+        return prior.given(Observations(np.arange(len(rows)), values, np.full(len(values), HOST_ERROR**2)))
 
-    def _priors(
-        self, mean: Floats, rows: NDArray[np.intp], variances: tuple[Floats, Floats], pair_sds: Sequence[float]
-    ) -> list[Prior]:
-        """One for each amount of meddling, from the variances of switches and families; they differ in nothing else."""
+    def _prior(
+        self, mean: Floats, rows: Rows, switch_variances: Floats, family_variances: Floats, pair_sd: float
+    ) -> Prior:
+        """Every recipe by the sum of its switches, its families and its pairs, beside a baseline that may lie anywhere, in practice."""
         switches, families = self._switches, self._families
         count, common = switches.sum(axis=1), switches @ switches[rows].T
-        own = START_SD**2 + switches @ variances[0] + families @ variances[1]
-        alone = START_SD**2 + (switches * variances[0]) @ switches[rows].T
-        alone += (families * variances[1]) @ families[rows].T
-        own_pairs, pairs = count * (count - 1) / 2, common * (common - 1) / 2
-        return [Prior(mean, own + sd**2 * own_pairs, alone + sd**2 * pairs, rows) for sd in pair_sds]
-
-
-def _weights(priors: Sequence[Prior], columns: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
-    """How well each explains what was seen."""
-    fits = np.array([prior.log_likelihood(columns, values, noises) for prior in priors])
-    scores = fits - np.array(PAIR_SD_DOUBTS)
-    weights: Floats = np.exp(scores - scores.max())
-    normed: Floats = weights / weights.sum()
-    return normed
-
-
-def _censored(
-    prior: Prior, columns: NDArray[np.intp], values: Floats, noises: Floats, bound: Sequence[Estimate]
-) -> tuple[Floats, Floats, Floats]:
-    """Returns Gaussian observations for device times that are only known to be shorter than their steps.
-
-    From what the others predict for it, the part below the bound, by its mean and variance.
-    """
-    found: list[tuple[float, float, float]] = []
-    means, sds = prior.given_for_seen(columns, values, noises)
-    for column, estimate in enumerate(bound, len(columns)):
-        mean, sd = means[column], sds[column]
-        below, width = _truncated(mean, sd, estimate.log_s)
-        precision = 1 / width**2 - 1 / sd**2
-        if precision > 1e-3:
-            value = (below / width**2 - mean / sd**2) / precision
-            found.append((float(column), value, 1 / precision))
-    sites = np.array(found, dtype=np.float64).reshape(len(found), 3)
-    return sites[:, 0], sites[:, 1], sites[:, 2]
-
-
-def _truncated(mean: float, sd: float, above: float) -> tuple[float, float]:
-    """Returns the mean and standard deviation of the part of a Gaussian that lies below a bound."""
-    z = float(np.clip((above - mean) / sd, -8.0, _LARGEST_Z))
-    density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    below = max(0.5 * math.erfc(-z / math.sqrt(2)), 1e-16)
-    slope = density / below
-    width = max(1 - z * slope - slope * slope, 1e-3)
-    return mean - sd * slope, sd * math.sqrt(width)
-
-
-def _normal_quantiles(count: int) -> tuple[Floats, Floats]:
-    """Returns two columns of standard normal values that are evenly spread and independent of each other, always the same."""
-    levels = (np.arange(count) + 0.5) / count
-    values = np.array([NormalDist().inv_cdf(float(level)) for level in levels])
-    return values, np.random.default_rng(0).permutation(values)
+        own = 2.0 + switches @ switch_variances + families @ family_variances
+        shared = 2.0 + (switches * switch_variances) @ switches[rows].T
+        shared += (families * family_variances) @ families[rows].T
+        own += pair_sd**2 * count * (count - 1) / 2
+        shared += pair_sd**2 * common * (common - 1) / 2
+        return Prior(mean, own, shared, rows)

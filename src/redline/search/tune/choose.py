@@ -10,7 +10,7 @@ the chance that it is ready in time (`costs.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,41 +18,33 @@ import numpy as np
 from redline.model.protocol import AFTER_COMPILING
 from redline.search.group import Pending
 from redline.search.tune.beliefs import Beliefs, Floats
-from redline.search.tune.costs import CONTENTION, HANGS, Costs, unproven_of
+from redline.search.tune.costs import CONTENTION, Costs
 from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.space import BASELINE, Switches
-from redline.search.tune.standings import Estimate
+from redline.search.tune.standings import NEAR_ENOUGH, Estimate
 from redline.search.tune.state import FAILED_SHARE, Search
 
-LEAST_GAIN = 0.0025
-"""A trial must promise this share of the fastest time for each half percent of the budget that it takes, and never less."""
 LIKELY = 0.3
 """A recipe is begun only if it is so likely to be ready in time for its race."""
-LOOKED_AT = 100
-"""How many of the most promising recipes are weighed against their cost, of those that compile and of those that do not."""
 
 
 @dataclass
-class OnItsWay:
-    """A recipe whose worker prepares, or is about to."""
+class Candidate:
+    """A recipe that is worth its seconds, or whose worker prepares."""
 
     switches: Switches
     gain: float = math.inf
-    """The improvement that it promised when it was begun."""
+    """The improvement that it promises, as a share of the fastest time so far."""
+    cost_s: float = math.inf
+    ready: float = 1.0
+    """The chance that it is ready in time for its race."""
     pending: Pending | None = None
-    is_held: bool = False
-    """A second process of it is prepared too, for the last race."""
     taken_s: float = 0.0
-    """It has been prepared for so long, less what it stood still while others were timed."""
-    shared_s: float = 0.0
-    """Seconds of others that were prepared meanwhile, added up."""
-    waited_s: float = 0.0
-    """The search did nothing but wait for so long until it was prepared."""
+    """It has been prepared for so long, less what it stood still while others were timed, and what others slowed it down."""
 
     @property
-    def beside(self) -> float:
-        """How many others were prepared beside it, on average."""
-        return self.shared_s / max(self.taken_s, 1e-6)
+    def rate(self) -> float:
+        return self.gain * self.ready / self.cost_s
 
     @property
     def is_compiled(self) -> bool:
@@ -60,133 +52,86 @@ class OnItsWay:
         return self.pending is not None and self.pending.stage in AFTER_COMPILING
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A recipe that is worth its seconds."""
-
-    switches: Switches
-    gain: float
-    """The improvement that it promises, as a share of the fastest time so far."""
-    cost_s: float
-    ready: float
-    """The chance that it is ready in time for its race."""
-
-    @property
-    def rate(self) -> float:
-        return self.gain * self.ready / self.cost_s
-
-
-def next_recipe(search: Search, beliefs: Beliefs, on_its_way: Sequence[OnItsWay]) -> tuple[Choice | None, list[Choice]]:
+def next_recipe(
+    search: Search, beliefs: Beliefs, on_its_way: Sequence[Candidate]
+) -> tuple[Candidate | None, list[Candidate]]:
     """The recipe to prepare next, if any; and those that would be worth it, had they the time."""
     costs, known = Costs(search), known_times(search)
+    first, too_dear = None, list[Candidate]()
     if not known:
-        return None, []
-    awaited = [each for each in on_its_way if costs.compiles(each.switches)]
-    ready = {each.switches: ready_chance(search, costs, each) for each in awaited}
-    others = [each.switches for each in on_its_way]
-    programs = {costs.program(each.switches) for each in awaited}
-    fitting, too_dear, half = [], [], max(search.jobs // 2, 1)
-    is_full = {True: len(awaited) >= half, False: len(on_its_way) - len(awaited) >= half}
-    fastest = search.fastest_log_s() if search.seen() else known[BASELINE].log_s
-    gains = _promises(beliefs, known, fastest, others, ready)
-    for switches, gain in _most_promising(search, beliefs, costs, gains, others):
-        compiles = costs.compiles(switches)
-        if is_full[compiles]:
+        return first, too_dear
+    others, slower = [each.switches for each in on_its_way], 1 + CONTENTION * len(on_its_way)
+    compiling = [each for each in on_its_way if costs.compiles(each.switches)]
+    awaited = {each.switches: ready_chance(search, costs, each, len(others) - 1) for each in compiling}
+    race_s = costs.race_s(search.leader() or BASELINE)
+    half = max(search.jobs // 2, 1)
+    is_full = {True: len(awaited) >= half, False: len(others) - len(awaited) >= half}
+    gains = _promises(search, beliefs, known, others, awaited)
+    for switches, promise, chance in _promising(search, beliefs, costs, gains, others):
+        if first is not None and promise / costs.plain_s < first.rate:
+            break  # nothing that promises less can have a higher rate
+        gain = promise * chance
+        compiles, is_slow = costs.compiles(switches), costs.is_slow_for_its_gain(switches)
+        if is_full[compiles] or (compiles and any(_should_wait(costs, switches, each) for each in awaited)):
             continue  # half of the workers are for what compiles, which takes longest, and half for what is quick
-        if compiles and (
-            costs.program(switches) in programs  # it will be in the cache
-            or any(costs.is_first_of_kind(switches, each.switches) for each in awaited)
-        ):
-            continue
-        cost_s = costs.seconds(switches) * (1 + CONTENTION * len(others))
-        within_s = search.left_s - max(costs.race_s(switches), costs.race_s(search.leader() or BASELINE))
-        chance = costs.ready_chance(switches, within_s, beside=len(others))
-        choice = Choice(switches, gain, cost_s, chance)
+        cost_s = costs.seconds(switches) * slower
         # A compile keeps one of several workers busy. Whether one that takes minutes is worth it, nobody has said.
-        if gain < least_gain(
-            search, cost_s / half if compiles and not costs.is_slow_for_its_gain(switches) else cost_s
-        ):
+        if gain < least_gain(search, cost_s / half if compiles and not is_slow else cost_s):
             continue
+        within_s = search.left_s - max(costs.race_s(switches), race_s)
+        choice = Candidate(switches, gain, cost_s, costs.ready_chance(switches, within_s / slower))
         # A compiler that tries many forms of each kernel may lose much of what failures may take.
-        is_gamble = costs.is_slow_for_its_gain(switches) and (1 - chance) * cost_s > search.allowance_s / 2
-        if chance < LIKELY or is_gamble:
+        is_gamble = is_slow and (1 - choice.ready) * cost_s > search.allowance_s / 2
+        if choice.ready < LIKELY or is_gamble:
             too_dear.append(choice)
-        else:
-            fitting.append(choice)
-    first = max(fitting, key=lambda choice: choice.rate, default=None)
-    if first is None and not on_its_way and search.tried() == {BASELINE}:
-        first = _only_timed(search, costs, too_dear)
+        elif first is None or choice.rate > first.rate:
+            first = choice
     return first, too_dear
 
 
-def quick_to_race(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> Switches | None:
-    """Returns the most promising recipe that can be raced at once, where there is no time for any trial."""
-    quick = [
-        each for each in too_dear if not costs.compiles(each.switches) and costs.race_s(each.switches) <= search.left_s
-    ]
-    return max(quick, key=lambda choice: choice.gain).switches if quick and search.tried() == {BASELINE} else None
-
-
-def _only_timed(search: Search, costs: Costs, too_dear: Sequence[Choice]) -> Choice | None:
-    """Returns a recipe to be timed beside the baseline where there is no time for any race; its ratio will have no interval."""
-    if quick_to_race(search, costs, too_dear) is not None:
-        return None
-    likely = [each for each in too_dear if costs.ready_chance(each.switches, search.left_s) > 0.5]
-    return max(likely, key=lambda choice: choice.gain, default=None)
+def _should_wait(costs: Costs, switches: Switches, awaited: Switches) -> bool:
+    """Whether another compile comes first: of the same program, which will be in the cache, or of the same kind, which will show whether that works."""
+    return costs.program(switches) == costs.program(awaited) or costs.is_first_of_kind(switches, awaited)
 
 
 def known_times(search: Search) -> dict[Switches, Estimate]:
     """Returns all recipes that were timed; before the baseline was, what the facts say of it stands in."""
-    facts, timed = search.tune.facts, search.timed()
-    if timed or facts is None or not facts.step_s:
-        return timed
-    host_s = None if facts.synchronises else facts.host_s
-    return {
-        BASELINE: Estimate(
-            recipe="baseline",
-            record_id="",
-            log_s=math.log(facts.step_s),
-            error=0.05,
-            host_log_s=math.log(host_s) if host_s else None,
-        )
-    }
+    facts = search.tune.facts
+    if search.timed or facts is None or not facts.step_s:
+        return search.timed
+    host_log_s = math.log(facts.host_s) if facts.host_s and not facts.synchronises else None
+    seen = Estimate(recipe="baseline", record_id="", log_s=math.log(facts.step_s), error=0.05, host_log_s=host_log_s)
+    return {BASELINE: seen}
 
 
 def least_gain(search: Search, cost_s: float) -> float:
-    """Returns what a trial must promise, which grows with its part of the budget."""
-    return LEAST_GAIN * max(200 * cost_s / search.budget_s, 1.0)
+    """Returns what a trial must promise: what matters at all, and as much for each percent of the budget that it takes."""
+    return NEAR_ENOUGH * max(100 * cost_s / search.budget_s, 0.5)
 
 
-def ready_chance(search: Search, costs: Costs, flight: OnItsWay, delay_s: float = 0.0) -> float:
-    """Returns the chance that a recipe that is being prepared is ready in time for its race."""
-    race_s = costs.race_s(flight.switches, is_held=flight.is_held)
-    return costs.ready_chance(flight.switches, search.left_s - delay_s - race_s, flight.taken_s, flight.beside)
+def ready_chance(search: Search, costs: Costs, flight: Candidate, beside: int = 0) -> float:
+    """Returns the chance that a recipe that is being prepared beside others is ready in time for its race."""
+    race_s = costs.race_s(flight.switches, is_held=search.held_of(flight.switches) > 0)
+    return costs.ready_chance(
+        flight.switches, (search.left_s - race_s) / (1 + CONTENTION * beside), taken_s=flight.taken_s
+    )
 
 
-def _most_promising(
+def _promising(
     search: Search, beliefs: Beliefs, costs: Costs, gains: Floats, others: Sequence[Switches]
-) -> list[tuple[Switches, float]]:
-    """Returns recipes with what they bring on average, the most promising first; one that is likely to break counts for less."""
-    lessons, timed = search.lessons(), search.timed().keys()
+) -> Iterator[tuple[Switches, float, float]]:
+    """Yields recipes with what they promise and the chance that they run, the most promising first."""
     done = {*search.tried(), *others, *search.given_up}
     at_risk_s = max(search.allowance_s, 0.1 * FAILED_SHARE * search.budget_s) / 2
-    found: list[tuple[Switches, float]] = []
-    left = {True: LOOKED_AT, False: LOOKED_AT}
-    for index in map(int, np.argsort(-gains, kind="stable")):
+    for index in np.argsort(-gains, kind="stable"):
         switches = beliefs.recipes[index]
-        if gains[index] < LEAST_GAIN or not any(left.values()):
-            break
-        compiles = costs.compiles(switches)
-        if switches in done or not left[compiles] or _is_shown_already(search, switches):
+        if gains[index] < NEAR_ENOUGH / 2:
+            return
+        if switches in done or _is_shown_already(search, switches):
             continue
-        known = lessons.chance(switches)
-        if (1 - known) * costs.seconds(switches) > at_risk_s:
-            continue
-        chance = known * (1 - HANGS) ** len(unproven_of(switches, timed, search.space))
-        if gains[index] * chance >= LEAST_GAIN:
-            found.append((switches, float(gains[index]) * chance))
-            left[compiles] -= 1
-    return found
+        chance = search.lessons.chance(switches)
+        if (1 - chance) * costs.seconds(switches) <= at_risk_s:
+            yield switches, float(gains[index]), chance * search.lessons.novelty(switches)
 
 
 def _is_shown_already(search: Search, switches: Switches) -> bool:
@@ -197,9 +142,9 @@ def _is_shown_already(search: Search, switches: Switches) -> bool:
 
 
 def _promises(
+    search: Search,
     beliefs: Beliefs,
     known: dict[Switches, Estimate],
-    fastest: float,
     others: Sequence[Switches],
     ready: Mapping[Switches, float],
 ) -> Floats:
@@ -207,18 +152,16 @@ def _promises(
 
     What is being prepared is taken to turn out as expected; what is being compiled, by the chance that it is ready in time.
     """
+    able = [each.log_s for switches, each in (search.seen or known).items() if not search.is_only_shown(switches)]
+    expected = beliefs.expected(known)
 
     def beyond(there: Sequence[Switches]) -> Floats:
-        expected = beliefs.expected(known)
         imagined = {
             switches: Estimate(recipe="", record_id="", log_s=float(expected[beliefs.index[switches]]), error=0.0)
             for switches in there
             if switches in beliefs.index
         }
-        return beliefs.promises(imagined | known, min([fastest, *(each.log_s for each in imagined.values())]))
+        return beliefs.promises(imagined | known, min(*able, math.inf, *(each.log_s for each in imagined.values())))
 
     chance = min(ready.values(), default=1.0)
-    with_all = beyond(others)
-    if chance > 0.95:
-        return with_all
-    return chance * with_all + (1 - chance) * beyond([switches for switches in others if switches not in ready])
+    return chance * beyond(others) + (1 - chance) * beyond([switches for switches in others if switches not in ready])

@@ -16,15 +16,19 @@ from statistics import median
 from redline.analyze.blocks import latency_blocks
 from redline.analyze.statistics import percentile
 from redline.model.note import Note, note
-from redline.model.record import FailureScope, Numerics, RunRecord
+from redline.model.record import LARGEST_TOLERANCE, TOLERANCE_OVER_FLOOR, FailureScope, Numerics, RunRecord
+from redline.model.spec import MeasureSpec
 from redline.model.units import format_seconds
-from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Lesson, Metric, Tolerance, TuneRecord
+from redline.search.tune.record import Lesson, Metric, Tolerance, TuneRecord
 from redline.search.tune.space import Switches
 
 CHECK_LOSS = 0.01
 """A recipe may lose this share of the baseline's metric, as `--check` promises."""
-FULL_LOSS_PATH = 20
-"""The last race follows the losses over so many training steps; a trial follows fewer."""
+HANGS = 0.03
+"""The chance that a switch that nobody has seen running breaks or never ends."""
+BLAME = 3.0
+"""A pair, or all variants of a switch alike, is blamed so many times less than one switch, as most faults are of one switch. Each further broken
+recipe with a part blames it as much more as three such steps."""
 EXACTLY = ("oom", "timeout", "late")
 """Kinds of failure that another switch may cure: only the recipe itself is ruled out. `late`: it was given up after far longer than
 was expected, so that something in it may hang, and its parts are accused like those of what broke."""
@@ -33,7 +37,8 @@ was expected, so that something in it may hang, and its parts are accused like t
 def is_checked_long(record: RunRecord) -> bool:
     """Whether its numbers were looked at as closely as in the last race."""
     measure = record.spec.measure
-    return record.prepared is not None and measure.check_numerics and measure.loss_path_steps >= FULL_LOSS_PATH
+    is_long = measure.check_numerics and measure.loss_path_steps >= MeasureSpec().loss_path_steps
+    return is_long and record.prepared is not None
 
 
 def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
@@ -50,7 +55,7 @@ def wrong_numbers(numerics: Numerics, tolerance: Tolerance) -> Note | None:
     """Why it is too far from strict fp32 for the tolerance that was asked for, or for the bench's own; None where it is not."""
     limit = tolerance.absolute
     if tolerance.factor is not None and numerics.tolerance is not None:
-        limit = numerics.tolerance * tolerance.factor / NUMERICS_FACTOR
+        limit = numerics.tolerance * tolerance.factor / TOLERANCE_OVER_FLOOR
     reason = numerics.reason or note("above-tolerance", "the outputs are too far from strict fp32")
     if limit is None or not numerics.is_compared:
         return reason if numerics.is_wrong else None
@@ -67,18 +72,15 @@ def _too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
     if slo_p95_s is None or not samples:
         return None
     p95_s = percentile(samples, 0.95)
-    latency_s = p95_s if p95_s is not None else median(samples)
-    if latency_s <= slo_p95_s:
-        return None
-    figure = "p95" if p95_s is not None else "p50"
+    figure, latency_s = ("p50", median(samples)) if p95_s is None else ("p95", p95_s)
     text = f"latency: {figure} {format_seconds(latency_s)} is over the target {format_seconds(slo_p95_s)}"
-    return note("too-late", text, about="latency")
+    return note("too-late", text, about="latency") if latency_s > slo_p95_s else None
 
 
 def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
     """Returns the switches that change the weights themselves; a switch is what its name says, whatever its options."""
     names = {switch.partition(":")[0] for switch in tune.quantizing}
-    return {switch for switch in switches if switch.partition(":")[0] in names} if names else set()
+    return {switch for switch in switches if switch.partition(":")[0] in names}
 
 
 def metric_of(recipe: str, tune: TuneRecord) -> Metric | None:
@@ -118,10 +120,10 @@ def lesson_of(switches: Switches, text: str, record: RunRecord, tune: TuneRecord
     named = frozenset(failure.switches) if failure is not None and failure.scope != "recipe" else frozenset[str]()
     part = named if named and named <= switches else switches
     is_known = part == named or len(part) == 1  # else any switch of it, or two of them, may be to blame
-    scope: FailureScope = "recipe" if not is_known else "switch" if len(part) == 1 else "pair"
+    scope: FailureScope = "recipe" if not is_known or why.about in EXACTLY else "switch" if len(part) == 1 else "pair"
     return Lesson(
         switches=tuple(sorted(part)),
-        scope="recipe" if why.about in EXACTLY else scope,
+        scope=scope,
         reason=why,
         recipe=text,
         suspects=tuple(sorted(set(failure.switches) & switches)) if failure is not None else (),
@@ -129,15 +131,9 @@ def lesson_of(switches: Switches, text: str, record: RunRecord, tune: TuneRecord
     )
 
 
-def overruled_by(switches: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
-    """Returns the lesson that speaks against a recipe though its trial went well."""
-    recipe, overruling = frozenset(switches), (lesson for lesson in lessons if lesson.overrules_trials)
-    return next((lesson for lesson in overruling if _rules_out(lesson, recipe)), None)
-
-
-def _rules_out(lesson: Lesson, recipe: Switches) -> bool:
+def rules_out(lesson: Lesson, recipe: Collection[str]) -> bool:
     part = frozenset(lesson.switches)
-    return recipe == part if is_exact(lesson) else part <= recipe
+    return part == frozenset(recipe) if is_exact(lesson) else part.issubset(recipe)
 
 
 def is_exact(lesson: Lesson) -> bool:
@@ -146,10 +142,9 @@ def is_exact(lesson: Lesson) -> bool:
     return lesson.reason.about in EXACTLY or (by_chance and lesson.scope == "recipe")
 
 
-PAIR_WEIGHT = 0.3
-"""A pair, or all variants of a switch alike, is blamed this much less than one switch: most faults are of one switch."""
-THERE_AGAIN = 20.0
-"""Each further broken recipe multiplies the blame of the parts that were in it too by this."""
+def overruled_by(recipe: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
+    """Returns the lesson that speaks against a recipe though its trial went well."""
+    return next((lesson for lesson in lessons if lesson.overrules_trials and rules_out(lesson, recipe)), None)
 
 
 class Lessons:
@@ -157,44 +152,43 @@ class Lessons:
 
     def __init__(
         self,
-        lessons: Iterable[Lesson],
+        lessons: Collection[Lesson],
         sound: Iterable[Switches],
         ran: Iterable[Switches] = (),
         kin: Mapping[str, str] | None = None,
-        doubted: Iterable[Switches] = (),
+        doubted: Iterable[str] = (),
     ) -> None:
         """`sound`: recipes that ran and kept their numbers, as closely as these are looked at by now; `ran`: those that ran at all.
 
-        `kin`: by switch, what it shares with others that often break where it breaks (`sdpa:*` for `sdpa:flash`). `doubted`: parts that
-        often do not run on a model like this one, or did not in an earlier search.
+        `kin`: by switch, what it shares with others that often break where it breaks (`sdpa:*` for `sdpa:flash`). `doubted`: switches that
+        often do not run on a model like this one.
         """
-        self._kin, self._lessons = kin or {}, list(lessons)
+        self._kin, self._lessons = kin or {}, lessons
         cleared = {part for recipe in sound for part in self._parts(recipe)}
-        ran_parts = {part for recipe in ran for part in self._parts(recipe)}
+        self._ran = {part for recipe in ran for part in self._parts(recipe)}
+        known = [frozenset(lesson.switches) for lesson in lessons if lesson.scope != "recipe"]
         accused: list[list[Switches]] = []
-        known = [frozenset(lesson.switches) for lesson in self._lessons if lesson.scope != "recipe"]
-        for lesson in self._lessons:
-            if any(part < frozenset(lesson.switches) for part in known):
+        for lesson in lessons:
+            recipe, named = frozenset(lesson.switches), self._with(lesson.suspects)
+            if any(part < recipe for part in known):
                 continue  # a smaller part is known to break, which explains it
             if lesson.reason.about != "late" and (lesson.scope != "recipe" or is_exact(lesson)):
                 continue  # the part is known, or nothing but the recipe is to blame
-            innocent = cleared if lesson.overrules_trials else ran_parts
-            recipe, named = frozenset(lesson.switches), self._with(lesson.suspects)
+            innocent = cleared if lesson.overrules_trials else self._ran
             parts = [part for part in self._parts(recipe) if part not in innocent and (not named or part & named)]
             accused.append(parts or [recipe])  # all of its parts run elsewhere: the whole is to blame
         present = Counter(part for parts in accused for part in parts)
-        self._blames = [{part: 0.5} for part in doubted if part not in ran_parts]
+        self._blames = [{frozenset({switch}): 0.5} for switch in doubted if frozenset({switch}) not in self._ran]
         """For each failure, the parts that may explain it, each with its share of the blame."""
         for parts in accused:
             weights = {part: self._weight(part, present[part]) for part in parts}
-            whole = sum(weights.values())
-            self._blames.append({part: weight / whole for part, weight in weights.items()})
+            self._blames.append({part: weight / sum(weights.values()) for part, weight in weights.items()})
 
     def rules_out(self, recipe: Switches) -> bool:
-        return any(_rules_out(lesson, recipe) for lesson in self._lessons)
+        return any(rules_out(lesson, recipe) for lesson in self._lessons)
 
     def chance(self, recipe: Switches) -> float:
-        """Returns the chance that this recipe runs and keeps its numbers."""
+        """Returns the chance that this recipe runs and keeps its numbers, by what failures have taught."""
         if self.rules_out(recipe):
             return 0.0
         whole = self._with(recipe)
@@ -205,6 +199,11 @@ class Lessons:
             chance *= 1 - min(sum(blame for part, blame in blames.items() if part not in counted), 1.0)
             counted |= blames.keys()
         return chance
+
+    def novelty(self, recipe: Switches) -> float:
+        """Returns the chance that none of its switches breaks that nobody has seen running; those of one name stand for each other."""
+        names = {name.partition(":")[0] for part in self._ran for name in part}
+        return (1 - HANGS) ** sum(switch.partition(":")[0] not in names for switch in recipe)
 
     def _lineage(self, switch: str) -> list[str]:
         """The switch, what it is a variant of, what that is one of, and so on."""
@@ -224,4 +223,4 @@ class Lessons:
 
     def _weight(self, part: Switches, times: int) -> float:
         shared = sum(name in self._kin.values() for name in part)
-        return math.pow(PAIR_WEIGHT, len(part) - 1 + shared) * math.pow(THERE_AGAIN, min(times, 12) - 1)
+        return math.pow(BLAME, 3 * (min(times, 12) - 1) - (len(part) - 1 + shared))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +29,6 @@ TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
 """`out-of-budget`: it ended, and had more to do than the budget held; with another budget it goes on."""
 
 TUNE_SCHEMA = 3
-NUMERICS_FACTOR = 4.0
-"""The bench itself accepts so many times the error that rounding alone makes."""
-LARGEST_TOLERANCE = 0.8
-"""Beyond it a recipe that ignores its input would come close to passing."""
 
 
 class Tolerance(Frozen):
@@ -62,8 +58,6 @@ class TuneSpec(Frozen):
     spec: RunSpec
     """The workload under the baseline."""
     objective: Objective = "throughput"
-    tunes_batch: bool = False
-    """Whether to look for the batch too, with the best two recipes."""
     slo_p95_s: float | None = None
     tolerance: Tolerance = Tolerance()
     allow_quantized: bool = False
@@ -117,40 +111,12 @@ class Lesson(Frozen):
     """Switches that the bench suspects; empty: all of them."""
 
 
-class Untried(Frozen):
-    """A recipe that promised something and for which no time was left."""
-
-    recipe: str
-    gain: float
-    """The gain that was expected, as a share of the fastest time."""
-    cost_s: float
-    budget_s: float | None = None
-    """A budget that would have held it and its race; None in old records."""
-
-
 class GivenUp(Frozen):
     """A recipe that was not prepared in time."""
 
     recipe: str
     seconds: float
     """The seconds that it had taken by then."""
-
-
-class Earlier(Frozen):
-    """The search before this one, of the same workload, leaves it hints for where to look, and nothing that decides."""
-
-    at: float
-    winner: str | None
-    """None where nothing was faster than the baseline."""
-    model_hash: str | None
-    device: str
-    """As `redline.model.identity.device_key` names it."""
-    doubted: tuple[tuple[str, ...], ...] = ()
-    """The switches, alone or in pairs, that broke or lost their numbers."""
-
-    @property
-    def when(self) -> str:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at))
 
 
 class Spent(Frozen):
@@ -160,13 +126,10 @@ class Spent(Frozen):
     trials: float = 0.0
     race: float = 0.0
     ablation: float = 0.0
-    batch: float = 0.0
     failed: float = 0.0
     """Seconds of trials that broke, gave wrong numbers or were given up."""
     other: float = 0.0
     """Seconds of starting up, the facts, the user's check and deciding."""
-    reserved: float = 0.0
-    """Seconds that were kept for the race when no more recipes were tried."""
     left: float = 0.0
     """Seconds that were left of the last session's budget."""
 
@@ -187,15 +150,6 @@ class Metric(Frozen):
     failure: str | None = None
 
 
-class BatchChoice(Frozen):
-    """The batch that was found for one recipe, and its throughput there."""
-
-    recipe: str
-    batch: int
-    throughput_per_s: float
-    record_ids: tuple[str, ...] = ()
-
-
 class TuneRecord(Frozen):
     """A search, whole or on its way."""
 
@@ -212,16 +166,9 @@ class TuneRecord(Frozen):
     """The record ids of each replicate of the last race."""
     ablations: tuple[tuple[str, ...], ...] = ()
     """The record ids of each replicate of the winner with itself less one switch."""
-    batches: tuple[BatchChoice, ...] = ()
-    batch_replicates: tuple[tuple[str, ...], ...] = ()
-    """The record ids of each replicate at the batch that was found."""
     metrics: tuple[Metric, ...] = ()
     lessons: tuple[Lesson, ...] = ()
-    untried: tuple[Untried, ...] = ()
-    """Those that promised most when the time for trials was over."""
     given_up: tuple[GivenUp, ...] = ()
-    earlier: Earlier | None = None
-    """None where there was no search before, or its model or device was another."""
     machine: str = ""
     """Names the device and its software as `redline.model.identity.device_key` does."""
     compile_scale: float | None = None
@@ -238,13 +185,8 @@ class TuneRecord(Frozen):
 
     @property
     def record_ids(self) -> list[str]:
-        replicates = (
-            *self.finals,
-            *self.ablations,
-            *self.batch_replicates,
-            *(choice.record_ids for choice in self.batches),
-        )
-        return [trial.record_id for trial in self.trials] + [each for replicate in replicates for each in replicate]
+        replicates = (*self.finals, *self.ablations)
+        return [*(trial.record_id for trial in self.trials), *chain.from_iterable(replicates)]
 
 
 def encode_tune(record: TuneRecord) -> bytes:
@@ -258,35 +200,26 @@ def decode_tune(body: bytes) -> TuneRecord:
         raise RecordError(f"a stored search cannot be read: {error}") from None
 
 
-REMOVED_FACTS = frozenset({"parts"})
-"""How many parts of a model the switch graphs:parts could have recorded."""
-
-
 def _migrated(plain: Any) -> Any:
-    """Fields that were removed are left out.
-
-    Schema 1 called switches steps and replicates heats, and its notes were texts. Schema 2 kept recipes that were only prepared, and
-    seconds of switches of the search before.
-    """
+    """Leaves out fields that were removed since. Schema 1 called switches steps and replicates heats, and its notes were texts."""
     if not isinstance(plain, dict):
         return plain
-    schema, asked, facts = plain.get("schema"), plain.get("tune") or {}, plain.get("facts")
-    plain = {**plain, "schema": TUNE_SCHEMA}
-    if schema in (1, 2):
-        plain = {name: value for name, value in plain.items() if name != "probes"} | {"earlier": None}
-    if schema == 1:
+    asked = plain.get("tune") or {}
+    if plain.get("schema") == 1:
         spec = asked.get("spec") or {}
         asked = {**_switches(asked), "spec": {**spec, "recipe": _switches(spec.get("recipe") or {})}}
-        plain["batch_replicates"] = plain.pop("batch_heats", ())
-        plain["refused"] = [
-            {"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]
-        ]
-        plain["notes"] = notes_from_texts(plain.get("notes", []))
+        refused = [{"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]]
+        plain = {**plain, "refused": refused, "notes": notes_from_texts(plain.get("notes", []))}
     if "spec" in asked:
-        plain["tune"] = {**asked, "spec": without_removed_settings(asked["spec"])}
-    if isinstance(facts, dict):
-        plain["facts"] = {name: value for name, value in facts.items() if name not in REMOVED_FACTS}
-    return plain
+        plain = {**plain, "tune": {**asked, "spec": without_removed_settings(asked["spec"])}}
+    parts = {"tune": TuneSpec, "facts": Facts, "spent": Spent}
+    known = {name: _known(value, parts[name]) if name in parts else value for name, value in plain.items()}
+    return {**_known(known, TuneRecord), "schema": TUNE_SCHEMA}
+
+
+def _known(plain: Any, kind: Any) -> Any:
+    """A table without fields that its class does not have any more."""
+    return {name: plain[name] for name in kind.__struct_fields__ if name in plain} if isinstance(plain, dict) else plain
 
 
 def _switches(plain: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +278,7 @@ def question_of(asked: TuneSpec) -> dict[str, Any]:
     return {**given(asked, leave_out=("spec", "replicates", *LISTS)), **lists}
 
 
-WORDS = {"tunes_batch": "batch", "slo_p95_s": "slo-p95", "allow_quantized": "allow-quantized", "seeds": "recipe"}
+WORDS = {"slo_p95_s": "slo-p95", "allow_quantized": "allow-quantized", "seeds": "recipe"}
 """Fields that are asked for by another word than their own."""
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, combinations
 
 import msgspec
 
@@ -19,6 +20,10 @@ from redline.model.protocol import SwitchChoice, SwitchNeed
 from redline.model.spec import Recipe, Task, refuse_removed
 from redline.search.tune.record import Refused, TuneSpec
 
+Switches = frozenset[str]
+"""A recipe is the set of its switches' texts."""
+
+BASELINE: Switches = frozenset()
 BY_BLOCK = "compile:regional"
 
 
@@ -42,8 +47,7 @@ ON_GPU: dict[str, Expectation] = {
     "compile": Expectation(-0.35, 0.25, -0.3, 0.5),
     "compile:reduce-overhead": Expectation(-0.35, 0.25, -2.0, 0.8),
     "compile:max-autotune": Expectation(-0.38, 0.25, -2.0, 0.8),
-    "compile:max-autotune-no-cudagraphs": Expectation(-0.38, 0.25, -0.3, 0.5),
-    "compile:regional": Expectation(-0.24, 0.25, -0.2, 0.4),
+    BY_BLOCK: Expectation(-0.24, 0.25, -0.2, 0.4),
     # In training, casts of weights and the ends of reductions are hundreds of kernels of a microsecond or two.
     "compile:combine": Expectation(-0.38, 0.25, -0.3, 0.5),
     "compile:coordinate-descent": Expectation(-0.4, 0.25, -0.3, 0.5),
@@ -56,8 +60,7 @@ ON_GPU: dict[str, Expectation] = {
     "fold-bn": Expectation(0.0, 0.08, -0.2, 0.3),
     "patch-products": Expectation(-0.04, 0.06),
     "fused-linear": Expectation(-0.06, 0.06),
-    # torch chooses among these by itself.
-    **dict.fromkeys(("sdpa:flash", "sdpa:efficient", "sdpa:cudnn"), Expectation(0.0, 0.1)),
+    "sdpa": Expectation(0.0, 0.1),  # torch chooses among its kernels by itself
     "sdpa:math": Expectation(0.15, 0.2),
     # It saved an H200 12 % of ResNet-18's training step at 32 pixels, 6 % of RegNet-Y's, 3 % of ResNet-50's. RegNet-Y's host took 30 % longer.
     "overlap-gradients": Expectation(-0.05, 0.06, 0.25, 0.2),
@@ -65,7 +68,10 @@ ON_GPU: dict[str, Expectation] = {
     "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
     # Without a compiler the scales are kernels of their own, which cost more than the shorter products save.
     "fp8": Expectation(-0.1, 0.4, 0.4, 0.3),
-    "checkpointing": Expectation(0.25, 0.1),
+    # Unknown switches, such as plug-ins, by what they say they relieve.
+    "relieves host": Expectation(-0.03, 0.1, -2.0, 1.0),
+    "relieves both": Expectation(-0.15, 0.3, -0.3, 0.6),
+    "relieves device": Expectation(-0.1, 0.3),
 }
 DECODING_ON_GPU: dict[str, Expectation] = {
     "static-cache": Expectation(0.03, 0.1, 0.0, 0.2),
@@ -84,81 +90,43 @@ ON_CPU: dict[str, Expectation] = {
     **dict.fromkeys(("fp16", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
     "channels-last": Expectation(-0.2, 0.2),
     "compile": Expectation(-0.15, 0.2),
-    "compile:regional": Expectation(-0.12, 0.2),
-    "fused-optimizer": Expectation(-0.1, 0.1),
-    "checkpointing": Expectation(0.25, 0.1),
+    BY_BLOCK: Expectation(-0.12, 0.2),
     "compile:freeze": Expectation(-0.35, 0.2),
-    "compile:reduce-overhead": Expectation(-0.15, 0.1),
+    "fused-optimizer": Expectation(-0.1, 0.1),
     "keep-memory": Expectation(-0.1, 0.15),
     "torchscript": Expectation(-0.2, 0.2),
     "fold-bn": Expectation(-0.06, 0.08),
     "patch-products": Expectation(0.0, 0.05),
     "onnx": Expectation(-0.4, 0.3),
 }
-UNKNOWN = {
-    "host": Expectation(-0.03, 0.1, -2.0, 1.0),
-    "both": Expectation(-0.15, 0.3, -0.3, 0.6),
-    "device": Expectation(-0.1, 0.3),
-    "memory": Expectation(0.1, 0.2),
-}
-"""Expectations for unknown switches, such as plug-ins: by what they say they relieve."""
-SHARED_BY_FAMILY = {"precision": 0.4, "compiler": 0.2}
-ON_CPU_SHARED = {"precision": 1.0, "compiler": 0.2}
-"""The standard deviation that all switches of a family have in common: one slow half precision makes the others suspect."""
-DEFAULT_SHARED = 0.1
-CASTS = 0.1
-"""Autocast adds this to the logarithm of the time, as it casts weights and activations again in every step."""
+IN_COMMON = {"precision": 0.4, "compiler": 0.2, "other": 0.1, "precision on a CPU": 1.0}
+"""The standard deviation that the switches of a family have in common: one slow half precision makes the others suspect."""
 
 
 def expectation(choice: SwitchChoice, *, on_cpu: bool, task: Task = "infer") -> Expectation:
-    if choice.expected_time is not None:
-        return Expectation(math.log(choice.expected_time) + (CASTS if choice.switch.startswith("amp") else 0.0), 0.3)
+    if choice.expected_time is not None:  # autocast casts weights and activations again in every step: a tenth more
+        return Expectation(math.log(choice.expected_time) + 0.1 * choice.switch.startswith("amp"), 0.3)
     table = ON_CPU if on_cpu else ON_GPU | (DECODING_ON_GPU if task == "generate" else {})
     name = choice.switch.partition(":")[0]
-    return table.get(choice.switch) or table.get(name) or UNKNOWN[choice.relieves]
-
-
-def shared_sd(family: str, *, on_cpu: bool, is_measured: bool = False) -> float:
-    """`is_measured`: the device said how fast its formats are, so that one of them says little about the others."""
-    if is_measured:
-        return DEFAULT_SHARED
-    return (ON_CPU_SHARED if on_cpu else SHARED_BY_FAMILY).get(family, DEFAULT_SHARED)
+    return table.get(choice.switch) or table.get(name) or ON_GPU[f"relieves {choice.relieves}"]
 
 
 def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
     """Returns what two switches are expected to do beyond their own effects."""
-    names, families = {one.switch, other.switch}, {one.family, other.family}
-    if "tf32" in names and "precision" in families:
-        return 0.42  # little is left in fp32
-    if "channels-last" in names and "precision" in families:
-        return -0.1  # tensor cores want the channel innermost
+    if "precision" in (one.family, other.family):
+        if "tf32" in (one.switch, other.switch):
+            return 0.42  # little is left in fp32
+        if "channels-last" in (one.switch, other.switch):
+            return -0.1  # tensor cores want the channel innermost
     return 0.0
 
-
-Switches = frozenset[str]
-"""A recipe is the set of its switches' texts."""
-
-BASELINE: Switches = frozenset()
 
 MOST_RECIPES = 20_000
 """Beyond it only recipes with few switches are enumerated."""
 
 READING_ORDER = (
-    "precision",
-    "tf32",
-    "quantization",
-    "layout",
-    "patches",
-    "cache",
-    "fold-bn",
-    "sdpa",
-    "fused-linear",
-    "overlap-gradients",
-    "compiler",
-    "runtime",
-    "optimizer",
-    "graphs",
-    "autotune",
+    *("precision", "tf32", "quantization", "layout", "patches", "cache", "fold-bn", "sdpa", "fused-linear"),
+    *("overlap-gradients", "compiler", "runtime", "optimizer", "graphs", "autotune"),
 )
 """Families in the order in which a recipe reads well; others stand before the last."""
 
@@ -175,9 +143,11 @@ class Space:
         return {choice.switch: choice for choice in self.choices}
 
     @cached_property
-    def families(self) -> dict[str, tuple[SwitchChoice, ...]]:
-        names = sorted({choice.family for choice in self.choices}, key=_reading_index)
-        return {name: tuple(choice for choice in self.choices if choice.family == name) for name in names}
+    def families(self) -> dict[str, list[SwitchChoice]]:
+        known = {name: place for place, name in enumerate(READING_ORDER)}
+        names = {choice.family for choice in self.choices}
+        in_order = sorted(names, key=lambda name: (known.get(name, len(known) - 1.5), name))
+        return {name: [choice for choice in self.choices if choice.family == name] for name in in_order}
 
     @cached_property
     def kin(self) -> dict[str, str]:
@@ -189,15 +159,11 @@ class Space:
         return variants | (dict.fromkeys(compilers, "compiler:*") if len(compilers) > 1 else {})
 
     @cached_property
-    def _needs(self) -> dict[str, tuple[SwitchNeed, ...]]:
-        return {choice.switch: choice.needs for choice in self.choices if choice.needs}
-
-    @cached_property
     def recipes(self) -> tuple[Switches, ...]:
         """Holds all valid recipes, those with fewer switches first; the baseline is the first."""
         grown: list[tuple[SwitchChoice, ...]] = [()]
         for family in self.families.values():
-            grown += [(*chosen, choice) for chosen in grown for choice in family if self._fits(chosen, choice)]
+            grown += [(*chosen, choice) for chosen in grown for choice in family if _fits(chosen, choice)]
             grown = sorted(grown, key=len)[:MOST_RECIPES]
         recipes = (frozenset(choice.switch for choice in chosen) for chosen in grown)
         return tuple(switches for switches in recipes if self._lacking(switches) is None)
@@ -205,8 +171,7 @@ class Space:
     @cached_property
     def _order(self) -> dict[str, int]:
         """Maps a switch to where it stands in a recipe's text."""
-        in_order = (choice.switch for family in self.families.values() for choice in family)
-        return {switch: index for index, switch in enumerate(in_order)}
+        return {choice.switch: index for index, choice in enumerate(chain(*self.families.values()))}
 
     def text(self, switches: Switches) -> str:
         return "+".join(sorted(switches, key=self._order.__getitem__)) or "baseline"
@@ -222,7 +187,16 @@ class Space:
     def switches_of(self, text: str) -> Switches:
         """The recipe of a text. What was tried before may lack what its switches need: that is how it was learned."""
         if text not in self._read:
-            self._read[text] = self._parsed(text)
+            parts = Recipe.parse(text).switches
+            for switch in parts:
+                refuse_removed(switch)
+            switches = frozenset(map(str, parts))
+            unknown = sorted(switches - self.by_switch.keys())
+            if unknown:
+                raise UnknownName("switch", unknown[0], self.by_switch, hint="not among those that can be tried here")
+            if not self._fit_together(switches):
+                raise SpecError(f"recipe {text}: its switches exclude each other")
+            self._read[text] = switches
         return self._read[text]
 
     @cached_property
@@ -230,58 +204,40 @@ class Space:
         """Recipes by their texts: a search reads those of all its trials again and again."""
         return {}
 
-    def _parsed(self, text: str) -> Switches:
-        parts = Recipe.parse(text).switches
-        for switch in parts:
-            refuse_removed(switch)
-        switches = frozenset(map(str, parts))
-        unknown = sorted(switches - self.by_switch.keys())
-        if unknown:
-            raise UnknownName("switch", unknown[0], self.by_switch, hint="not among those that can be tried here")
-        if not self._fit_together(switches):
-            raise SpecError(f"recipe {text}: its switches exclude each other")
-        return switches
-
-    def known(self, text: str) -> Switches | None:
-        """Returns the recipe of a text from another search, or None where it cannot be had any more."""
-        switches = frozenset(text.split("+")) - {"baseline"}
-        return switches if switches <= self.by_switch.keys() and self.is_valid(switches) else None
-
     def is_valid(self, switches: Switches) -> bool:
         return self._fit_together(switches) and self._lacking(switches) is None
 
     def _fit_together(self, switches: Switches) -> bool:
-        chosen = [self.by_switch[switch] for switch in sorted(switches)]
-        return all(self._fits(chosen[:index], choice) for index, choice in enumerate(chosen))
+        return all(_fits([one], other) for one, other in combinations(map(self.by_switch.__getitem__, switches), 2))
 
-    def less_one(self, switches: Switches) -> list[tuple[str, Switches]]:
-        """Each switch, and the recipe without it. What cannot do without it goes as well, and is named too."""
+    def less_one(self, switches: Switches) -> dict[Switches, str]:
+        """Maps the recipe without one switch to that switch. What cannot do without it goes as well, and is named too."""
         found: dict[Switches, str] = {}
         for switch in sorted(switches, key=self._order.__getitem__):
-            rest = self._without(switches, switch)
+            rest = switches - {switch}
+            while (lacking := self._lacking(rest)) is not None:
+                rest -= {lacking[0]}
             if rest or switches == {switch}:
                 found.setdefault(rest, self.text(switches - rest))
-        return [(left_out, rest) for rest, left_out in found.items()]
-
-    def _without(self, switches: Switches, switch: str) -> Switches:
-        rest = switches - {switch}
-        while (lacking := self._lacking(rest)) is not None:
-            rest -= {lacking[0]}
-        return rest
+        return found
 
     def _lacking(self, switches: Switches) -> tuple[str, SwitchNeed] | None:
         """A switch that cannot do without one that is not there, and what it needs; None where all have that."""
-        if not self._needs.keys() & switches:
+        chosen = [self.by_switch[switch] for switch in switches]
+        if not any(choice.needs for choice in chosen):
             return None
-        names = {name for switch in switches for name in _names(self.by_switch[switch])}
-        needs = ((switch, need) for switch in sorted(switches) for need in self._needs.get(switch, ()))
+        names = set(chain.from_iterable(map(_names, chosen)))
+        needs = (
+            (choice.switch, need) for choice in sorted(chosen, key=lambda one: one.switch) for need in choice.needs
+        )
         return next(((switch, need) for switch, need in needs if not need.is_met(names)), None)
 
-    def _fits(self, chosen: Iterable[SwitchChoice], new: SwitchChoice) -> bool:
-        return all(
-            other.family != new.family and not (_names(other) & set(new.excludes) or _names(new) & set(other.excludes))
-            for other in chosen
-        )
+
+def _fits(chosen: Iterable[SwitchChoice], new: SwitchChoice) -> bool:
+    return all(
+        other.family != new.family and not (_names(other) & set(new.excludes) or _names(new) & set(other.excludes))
+        for other in chosen
+    )
 
 
 def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, list[Refused]]:
@@ -293,14 +249,10 @@ def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, l
             for switch in Recipe.parse(asked).switches:
                 refuse_removed(switch)
             raise UnknownName("switch", asked, names, hint=f"there are {', '.join(sorted(c.switch for c in choices))}")
-    usable, refused = [], []
-    for choice in known:
-        reason = _reason_against(choice, tune)
-        if reason is None:
-            usable.append(choice)
-        else:
-            refused.append(Refused(switch=choice.switch, reason=reason))
-    return Space(tuple(usable), tune.spec.workload.task), refused
+    reasons = {choice.switch: _reason_against(choice, tune) for choice in known}
+    refused = [Refused(switch=switch, reason=reason) for switch, reason in reasons.items() if reason is not None]
+    usable = tuple(choice for choice in known if reasons[choice.switch] is None)
+    return Space(usable, tune.spec.workload.task), refused
 
 
 def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
@@ -309,8 +261,8 @@ def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
         return choice.refusal
     if choice.capabilities.quantizes and not tune.allow_quantized:
         return note("quantizes", "changes the weights; --allow-quantized tries it")
-    if choice.relieves == "memory" and not tune.tunes_batch:
-        return note("caution", "spares memory and makes no step faster; --batch auto tries it")
+    if choice.relieves == "memory":
+        return note("caution", "spares memory and makes no step faster; 'redline batch -r' tries what it is for")
     if tune.switches and not _names(choice) & set(tune.switches):
         return note("not-asked-for", "not among the switches that were asked for")
     if _names(choice) & set(tune.without):
@@ -320,23 +272,18 @@ def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
 
 def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list[SwitchChoice]:
     """Returns the switches of the user's recipes that have arguments or options of their own; they are tried like the plain switch."""
+    plain = {choice.switch.partition(":")[0]: choice for choice in reversed(choices)}
     known = {choice.switch for choice in choices}
+    asked = {str(switch): switch for seed in seeds for switch in Recipe.parse(seed).switches}
     own = []
-    for switch in (switch for seed in seeds for switch in Recipe.parse(seed).switches):
-        plain = next((choice for choice in choices if choice.switch.partition(":")[0] == switch.name), None)
-        if str(switch) in known:
-            continue
-        refuse_removed(switch)
-        if plain is None:
-            raise UnknownName("switch", str(switch), known, hint="not among those that can be tried here")
-        known.add(str(switch))
-        own.append(msgspec.structs.replace(plain, switch=str(switch), refusal=None))
+    for text, switch in asked.items():
+        if text not in known:
+            refuse_removed(switch)
+            if switch.name not in plain:
+                raise UnknownName("switch", text, known, hint="not among those that can be tried here")
+            own.append(msgspec.structs.replace(plain[switch.name], switch=text, refusal=None))
     return own
 
 
 def _names(choice: SwitchChoice) -> set[str]:
     return {choice.switch, choice.switch.partition(":")[0]}
-
-
-def _reading_index(family: str) -> tuple[float, str]:
-    return (READING_ORDER.index(family) if family in READING_ORDER else len(READING_ORDER) - 1.5, family)

@@ -33,6 +33,7 @@ from redline.model.fields import Frozen
 from redline.model.note import Note, note
 from redline.model.record import RunRecord, TimeKind
 from redline.model.spec import BASELINE, Recipe
+from redline.search.decide import REPLICATES
 from redline.search.tune.lessons import overruled_by, rejection, unproven
 from redline.search.tune.record import Trial, TuneRecord
 
@@ -40,11 +41,11 @@ Records = Mapping[str, RunRecord]
 
 PROCESS_SD = 0.01
 """Two processes of one recipe lie about this share apart: 0.15 to 4.4 % were seen on an H200."""
-PRIOR_DEGREES = 3
-"""What is known beforehand of how far processes lie apart counts as much as so many further replicates: two that agree by
+PRIOR_DEGREES = REPLICATES
+"""What is known beforehand of how far processes lie apart counts as much as the replicates of a usual race: two that agree by
 chance must not say that all would."""
 NEAR_ENOUGH = 0.005
-"""A simpler recipe is taken for so much of the time, and a switch that brings less is dropped."""
+"""A share of the time that does not matter: a simpler recipe is taken for it, a switch that brings less is dropped, a trial need not know it better."""
 
 
 class Estimate(Frozen):
@@ -92,22 +93,22 @@ class Standing:
 class Standings:
     """Says how the recipes of a search stand by its records. Everything is computed when it is first asked for."""
 
-    def __init__(self, tune: TuneRecord, records: Records, *, at_batch: bool = False) -> None:
-        """`at_batch`: at the batch that was found, where only the race that was held there counts."""
-        self.tune, self.records, self.at_batch = tune, records, at_batch
-        self.replicates = replicates_of(tune.batch_replicates if at_batch else tune.finals, records)
+    def __init__(self, tune: TuneRecord, records: Records) -> None:
+        self.tune, self.records = tune, records
+        self.replicates = replicates_of(tune.finals, records)
 
     @cached_property
     def trials(self) -> dict[str, Estimate]:
-        return {} if self.at_batch else estimates(self.tune, self.records)
+        return estimates(self.tune, self.records)
 
     @cached_property
     def met(self) -> list[str]:
         """Names the recipes that were still in the race at its end; the baseline always is."""
-        return met_in(self.replicates[-1]) if self.replicates else []
+        return _sound_in(self.replicates[-1]) if self.replicates else []
 
-    def times_met(self, recipe: str) -> int:
-        return sum(recipe in met_in(replicate) for replicate in self.replicates)
+    def times_met(self, *recipes: str) -> int:
+        """In how many replicates all of these have met."""
+        return sum(set(recipes).issubset(_sound_in(replicate)) for replicate in self.replicates)
 
     @cached_property
     def process_sd(self) -> float:
@@ -124,12 +125,22 @@ class Standings:
         pair = self.pair(BASELINE, recipe)
         if pair is not None:
             sd = self.process_sd * math.sqrt(2 / self.times_met(recipe))
-            return Standing(math.log(pair.ratio), sd, pair.low, pair.high)
+            return Standing(math.log(pair.ratio), sd, self._least(recipe, pair), pair.high)
         anchor, own = self._anchor, self.trials.get(recipe)
         if own is None or anchor not in self.trials:
             return Standing(-math.inf, math.inf)
         log_gain = self.of(anchor).log_gain + self.trials[anchor].log_s - own.log_s
         return Standing(log_gain, math.hypot(self.process_sd * math.sqrt(2), own.error))
+
+    def _least(self, recipe: str, pair: Pair) -> float | None:
+        """The low end of its interval. However slow or quick the host happens to be in a process, a step of the baseline never takes less than
+        its work on the device, which was watched before the search: where the host varies, that says more than the spread of processes."""
+        facts, own = self.tune.facts, self.trials.get(recipe)
+        device_s = facts.device_s if facts is not None and facts.host_s is not None else None
+        if pair.low is None or own is None or device_s is None or self.tune.tune.kind != "throughput":
+            return pair.low
+        by_device = device_s / math.exp(own.log_s + 2 * math.hypot(self.process_sd, own.error))
+        return min(max(pair.low, by_device), pair.ratio)
 
     @cached_property
     def _anchor(self) -> str:
@@ -149,23 +160,13 @@ class Standings:
         if not raced:
             return min(may_win & self.trials.keys(), key=lambda recipe: self.trials[recipe].log_s, default=None)
         often = [recipe for recipe in raced if self.times_met(recipe) >= 2]  # who joined late has no interval
-        raced = often if set(often) - {BASELINE} else raced
-        gains = {recipe: self.of(recipe).log_gain for recipe in raced}
-        near = [recipe for recipe in raced if gains[recipe] >= max(gains.values()) - NEAR_ENOUGH]
+        gains = {recipe: self.of(recipe).log_gain for recipe in (often if set(often) - {BASELINE} else raced)}
+        near = [recipe for recipe, gain in gains.items() if gain >= max(gains.values()) - NEAR_ENOUGH]
         return min(near, key=lambda recipe: (complexity(recipe, self.records), -gains[recipe]))
 
     @property
     def rejected(self) -> set[str]:
         return {str(each.spec.recipe) for all_of in self.replicates for each in all_of if rejection(each, self.tune)}
-
-
-def conclusive(tune: TuneRecord, records: Records) -> tuple[Standings, str | None]:
-    """Returns the standings that count at the end and who leads them: those at the batch that was found, where a race was held there."""
-    there = Standings(tune, records, at_batch=True)
-    if BASELINE in there.met and (winner := there.winner()) is not None:
-        return there, winner
-    first = Standings(tune, records)
-    return first, first.winner()
 
 
 def complexity(recipe: str, records: Records) -> tuple[int, int]:
@@ -180,7 +181,7 @@ def replicates_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[R
     return [[records[each] for each in replicate if each in records] for replicate in ids]
 
 
-def met_in(replicate: Replicate) -> list[str]:
+def _sound_in(replicate: Replicate) -> list[str]:
     return [str(record.spec.recipe) for record in replicate if record.failure is None and record.blocks]
 
 
@@ -204,12 +205,11 @@ def pair_with(replicates: Sequence[Replicate], one: str, other: str, kind: TimeK
     agree, that decides; where they do not, the interval is as wide as they say.
     """
     logs = undisturbed(logs_of(replicates, one, other, kind))
-    if not logs:
-        return None
     count = len(logs)
-    if count == 1:
-        ratio = math.exp(logs[0].centre)
-        return Pair(a=one, b=other, ratio=ratio, low=None, high=None, verdict="inconclusive", replicates=1)
+    if count < 2:
+        ratio = math.exp(logs[0].centre) if logs else 0.0
+        undecided = Pair(a=one, b=other, ratio=ratio, low=None, high=None, verdict="inconclusive", replicates=1)
+        return undecided if logs else None
     degrees = PRIOR_DEGREES + count - 1
     spread = PRIOR_DEGREES * 2 * PROCESS_SD**2 + (count - 1) * statistics.variance(log.mean for log in logs)
     confidence = CONFIDENCE_AFTER.get(count, CONFIDENCE_LATER)
@@ -234,14 +234,13 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
         why = rejection(record, tune) if record is not None else None
         if why is not None and why.about == "numerics":
             found.pop(trial.recipe, None)  # this look was closer than the first
-        if record is None or record.failure is not None or not record.blocks:
-            continue
-        if kind == "energy" and not round_medians_s(record, kind):
-            continue  # the device did not tell
-        time = _time_of(record, trial, records, on_scale, kind)
+        if record is None or record.failure is not None or not round_medians_s(record, kind_measured(record, kind)):
+            continue  # it broke, or the device did not tell its energy
         known = found.get(trial.recipe)
         if known is not None and trial.anchor_id is None:
             time = (known.log_s, known.error)  # opened again to go on from: the scale is the one it gave
+        else:
+            time = _time_of(record, trial, records, on_scale, kind)
         on_scale[record.id] = time
         if why is None or why.code == "too-late":
             synchronises = record.prepared is not None and record.prepared.step_synchronises
@@ -269,4 +268,4 @@ def _time_of(
         return statistics.fmean(map(math.log, times)), 0.0
     log_s, error = on_scale[anchor.id]
     # Two or three rounds may agree by chance.
-    return log_s + log.centre, math.hypot(max(log.error, 0.002), error, log.doubt / 2)
+    return log_s + log.centre, math.hypot(max(log.error, NEAR_ENOUGH / 2), error, log.doubt / 2)

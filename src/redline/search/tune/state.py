@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol
 
 import msgspec
 import psutil
@@ -21,52 +20,27 @@ from redline.model.spec import MeasureSpec, Recipe, RunSpec
 from redline.search.decide import Race
 from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
-from redline.search.tune.lessons import (
-    FULL_LOSS_PATH,
-    Lessons,
-    is_checked_long,
-    overruled_by,
-    quantizing_of,
-    rejection,
-    unproven,
-)
+from redline.search.tune.lessons import Lessons, is_checked_long, overruled_by, quantizing_of, rejection, unproven
 from redline.search.tune.record import Lesson, TuneRecord, TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.standings import Estimate, Standings
 
 Clock = Callable[[], float]
 """Seconds that pass; a simulated bench has a clock of its own."""
-Purpose = Literal["baseline", "trials", "race", "ablation", "batch", "failed", "other"]
+Purpose = Literal["baseline", "trials", "race", "ablation", "failed", "other"]
 
 FAILED_SHARE = 0.1
 """Recipes that break or are given up may take this share of the budget, as `redline tune` promises."""
 RESERVE = 0.03
 """This share of the budget is kept for closing workers and writing the code, which come after all that is planned."""
+DERIVED = ("standings", "timed", "lessons", "seen")
+"""What follows from the kept search, and is computed once for each state of it."""
 
 
 class SearchKeeper(Protocol):
     """Saves the state of the search; `KeptSearches` does, others keep nothing."""
 
     def save(self, record: TuneRecord) -> None: ...
-
-
-T = TypeVar("T")
-
-
-def derived(*fields: str) -> Callable[[Callable[[Search], T]], Callable[[Search], T]]:
-    """Computes what follows from these fields of the kept search once for the same values of them."""
-
-    def decorate(make: Callable[[Search], T]) -> Callable[[Search], T]:
-        def once(search: Search) -> T:
-            as_of = [getattr(search.tune, name) for name in fields]
-            known = search._derived.get(make.__name__)
-            if known is None or any(one is not other for one, other in zip(known[0], as_of, strict=True)):
-                known = search._derived[make.__name__] = (as_of, make(search))
-            return cast("T", known[1])
-
-        return once
-
-    return decorate
 
 
 @dataclass
@@ -87,19 +61,12 @@ class Search:
     """Recipes that may be prepared at the same time."""
     before_s: float = 0.0
     """The seconds that were spent in this session before the search began."""
-    kept_back_s: float = 0.0
-    """The seconds of the budget that are kept for the batch, which comes last."""
     is_short: bool = False
     """More was left to do than this session's budget held."""
     given_up: set[Switches] = field(default_factory=set)
     """The recipes that were begun in this session and were not ready in time."""
-    guess: Switches | None = None
-    """Raced without a trial, where there was no time to try anything."""
     held: list[Pending] = field(default_factory=list)
     """Processes that are prepared beside a trial, for the last race."""
-    _charged_s: float = 0.0
-    """The time up to which all seconds are charged to a purpose."""
-    _derived: dict[str, tuple[list[object], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.started_s = self._charged_s = self.clock() - self.before_s
@@ -111,7 +78,7 @@ class Search:
 
     @cached_property
     def on_cpu(self) -> bool:
-        return self.asked.spec.device.partition(":")[0] == "cpu"
+        return is_on_cpu(self.asked.spec)
 
     @cached_property
     def fewest(self) -> int:
@@ -126,15 +93,9 @@ class Search:
     @cached_property
     def runner(self) -> Race:
         """Runs replicates in fresh processes, and remembers in which order it opened the last."""
-        return Race(
-            self.door,
-            self.journal,
-            self.observer,
-            self.order,
-            only=self.only,
-            planned=self.asked.replicates,
-            left_s=lambda: self.left_s,
-        )
+        race = Race(self.door, self.journal, self.observer, self.order, only=self.only, planned=self.asked.replicates)
+        race.left_s = lambda: self.left_s
+        return race
 
     # Time
 
@@ -145,39 +106,22 @@ class Search:
 
     @property
     def left_s(self) -> float:
-        """The seconds left of the budget, less what comes last: the batch, and writing the code."""
-        return (1 - RESERVE) * self.budget_s - self.kept_back_s - self.elapsed_s
+        """The seconds left of the budget, less those for what comes last."""
+        return (1 - RESERVE) * self.budget_s - self.elapsed_s
 
     @property
     def allowance_s(self) -> float:
         """The seconds that may still be lost on failures in this session."""
         return FAILED_SHARE * self.budget_s - (self.tune.spent.failed - self._failed_before_s)
 
-    @contextmanager
-    def spending(self, purpose: Purpose) -> Iterator[None]:
-        """Charge the seconds inside to a purpose; what was charged to another one inside stays there."""
-        self.charge("other")
-        try:
-            yield
-        finally:
-            self.charge(purpose)
-
-    def charge(self, purpose: Purpose) -> None:
-        """Charges all that passed since the last charge to a purpose."""
-        now_s = self.clock()
-        self._move({purpose: now_s - self._charged_s})
-        self._charged_s = now_s
-
-    def charge_as_failed(self, seconds: float) -> None:
-        """Seconds that were charged to trials went into one that failed."""
-        lost_s = min(seconds, self.tune.spent.trials)
-        self._move({"trials": -lost_s, "failed": lost_s})
-
-    def _move(self, seconds: Mapping[str, float]) -> None:
-        spent = self.tune.spent
-        changed = {purpose: getattr(spent, purpose) + more for purpose, more in seconds.items()}
-        changed["left"] = max(self.budget_s - self.elapsed_s, 0.0)
+    def charge(self, purpose: Purpose, failed_s: float = 0.0) -> None:
+        """Charges all that passed since the last charge to a purpose. `failed_s`: of what trials took until now, so much went into one that failed."""
+        now_s, spent = self.clock(), self.tune.spent
+        spent = msgspec.structs.replace(spent, **{purpose: getattr(spent, purpose) + now_s - self._charged_s})
+        failed_s, left_s = min(failed_s, spent.trials), max(self.budget_s - self.elapsed_s, 0.0)
+        changed = {"trials": spent.trials - failed_s, "failed": spent.failed + failed_s, "left": left_s}
         self.tune = msgspec.structs.replace(self.tune, spent=msgspec.structs.replace(spent, **changed))
+        self._charged_s = now_s
 
     # Memory
 
@@ -186,17 +130,19 @@ class Search:
 
         By what the baseline needed; before it was timed, by what the facts say.
         """
-        baseline, facts = self.baseline(), self.tune.facts
-        if baseline is None:
-            limits = [facts.limit_bytes, self.asked.spec.launch.memory_limit_bytes] if facts is not None else []
-            known = [limit for limit in limits if limit is not None]
-            return facts is not None and (not known or 1.5 * workers * (facts.peak_bytes or 0) <= min(known))
-        record = self.records[baseline.record_id]
-        context = record.prepared.memory.context_bytes if record.prepared is not None else None
-        memory = memory_of(record) or Memory()
-        needed, limit, resident = memory.needed_bytes or 0, memory.limit_bytes, memory.peak_rss_bytes
-        fits_host = resident is None or psutil.virtual_memory().available > 2 * resident
-        return fits_host and (not limit or 1.5 * workers * (needed + (context or 0)) <= limit)
+        baseline, facts, resident = self.baseline(), self.tune.facts, 0
+        if baseline is not None:
+            record = self.records[baseline.record_id]
+            context = record.prepared.memory.context_bytes if record.prepared is not None else None
+            memory = memory_of(record) or Memory()
+            needed, limit = (memory.needed_bytes or 0) + (context or 0), memory.limit_bytes
+            resident = memory.peak_rss_bytes or 0
+        elif facts is not None:
+            limits = facts.limit_bytes, self.asked.spec.launch.memory_limit_bytes
+            needed, limit = facts.peak_bytes or 0, min(filter(None, limits), default=None)
+        else:
+            return False
+        return psutil.virtual_memory().available > 2 * resident and (not limit or 1.5 * workers * needed <= limit)
 
     def held_of(self, switches: Switches) -> int:
         """How many processes of this recipe the last race will find prepared."""
@@ -204,9 +150,8 @@ class Search:
 
     def drop_held(self) -> None:
         """End the processes that no race has taken."""
-        for pending in self.held:
-            pending.session.kill()
-        self.held.clear()
+        while self.held:
+            self.held.pop().session.kill()
 
     # What is kept
 
@@ -214,15 +159,14 @@ class Search:
         """Whatever is known is on disk before the next worker is opened."""
         seconds = self._spent_before_s + self.elapsed_s
         self.tune = msgspec.structs.replace(self.tune, seconds=seconds, budget_s=self.budget_s, **changes)
+        for name in DERIVED:
+            self.__dict__.pop(name, None)
         self.keeper.save(self.tune)
 
-    def tell(self, *notes: Note) -> None:
-        self.keep(notes=(*self.tune.notes, *notes))
-
-    def ran_short(self, note: Note) -> None:
-        """The budget ended before something that is worth having."""
-        self.is_short = True
-        self.tell(note)
+    def tell(self, told: Note, *, is_short: bool = False) -> None:
+        """`is_short`: the budget ended before something that is worth having."""
+        self.is_short |= is_short
+        self.keep(notes=(*self.tune.notes, told))
 
     def learn(self, lesson: Lesson) -> None:
         if lesson not in self.tune.lessons:
@@ -230,27 +174,35 @@ class Search:
 
     # What is known
 
-    @derived("trials", "lessons", "finals", "metrics")
+    @cached_property
     def standings(self) -> Standings:
-        """Returns how the recipes stand against the baseline by now, at the first batch."""
+        """How the recipes stand against the baseline by now, at the first batch."""
         return Standings(self.tune, self.records)
 
-    @derived("trials")
+    @cached_property
     def timed(self) -> dict[Switches, Estimate]:
-        """Returns what was timed and kept its numbers in its trial, by its switches; also what the last race has rejected since."""
-        return {self.space.switches_of(text): estimate for text, estimate in self.standings().trials.items()}
+        """What was timed and kept its numbers in its trial, by its switches; also what the last race has rejected since."""
+        return {self.space.switches_of(text): estimate for text, estimate in self.standings.trials.items()}
 
-    @derived("trials", "lessons", "finals")
+    @cached_property
+    def lessons(self) -> Lessons:
+        """What is ruled out and what is suspected by now."""
+        sound = {*self.checked_long(), BASELINE} if self._is_overruled else self.timed.keys()
+        doubted = [choice.switch for choice in self.space.choices if choice.is_doubtful]
+        return Lessons(self.tune.lessons, sound, self.timed.keys(), self.space.kin, doubted)
+
+    @cached_property
     def seen(self) -> dict[Switches, Estimate]:
-        """Returns what was timed and is still believed to keep its numbers."""
-        return {switches: each for switches, each in self.timed().items() if not self._is_doubted(switches)}
+        """What was timed and is still believed to keep its numbers: no longer check has found them wrong, or probably would."""
+        doubted: set[Switches] = set()
+        if self._is_overruled:
+            likely = {each for each in self.timed if self.lessons.chance(each) >= 0.5} | self.checked_long()
+            doubted = {each for each in self.timed if each not in likely or overruled_by(each, self.tune.lessons)}
+        return {switches: each for switches, each in self.timed.items() if switches not in doubted}
 
-    def _is_doubted(self, switches: Switches) -> bool:
-        """Returns whether a longer check has found its numbers wrong, or probably would, as it has found others like it wrong."""
-        if overruled_by(switches, self.tune.lessons) is not None:
-            return True
-        overruling = any(lesson.overrules_trials for lesson in self.tune.lessons)
-        return overruling and switches not in self.checked_long() and self.lessons().chance(switches) < 0.5
+    @property
+    def _is_overruled(self) -> bool:
+        return any(lesson.overrules_trials for lesson in self.tune.lessons)
 
     def checked_long(self) -> set[Switches]:
         """Returns the recipes whose numbers held over as many steps as the last race looks at."""
@@ -259,34 +211,20 @@ class Search:
 
     def tried(self) -> set[Switches]:
         """Returns what need not be tried again. What is doubted since may be looked at more closely."""
-        ruled_out = self.lessons()
+        doubted = self.timed.keys() - self.seen.keys()
         tried = {self.space.switches_of(trial.recipe) for trial in self.tune.trials}
-        doubted = self.timed().keys() - self.seen().keys()
-        return tried - {switches for switches in doubted if not ruled_out.rules_out(switches)}
-
-    @derived("lessons", "trials", "finals", "earlier")
-    def lessons(self) -> Lessons:
-        """Returns what is ruled out and what is suspected by now."""
-        tune = self.tune
-        overruling = any(lesson.overrules_trials for lesson in tune.lessons)
-        sound = {*self.checked_long(), BASELINE} if overruling else self.timed().keys()
-        doubted = [frozenset({choice.switch}) for choice in self.space.choices if choice.is_doubtful]
-        doubted += [frozenset(part) for part in (tune.earlier.doubted if tune.earlier is not None else ())]
-        return Lessons(tune.lessons, sound, self.timed().keys(), self.space.kin, doubted)
+        return tried - {switches for switches in doubted if not self.lessons.rules_out(switches)}
 
     def baseline(self) -> Estimate | None:
-        return self.timed().get(BASELINE)
+        return self.timed.get(BASELINE)
 
     def ranked(self) -> list[Switches]:
         """Returns what may be recommended for all that is known, the fastest first."""
-        able = [switches for switches, estimate in self.seen().items() if self.may_win(estimate)]
-        return sorted(able, key=lambda switches: self.seen()[switches].log_s)
+        able = [one for one, each in self.seen.items() if not (each.too_late or unproven(each.recipe, self.tune))]
+        return sorted(able, key=lambda switches: self.seen[switches].log_s)
 
     def leader(self) -> Switches | None:
         return next(iter(self.ranked()), None)
-
-    def may_win(self, estimate: Estimate) -> bool:
-        return estimate.too_late is None and unproven(estimate.recipe, self.tune) is None
 
     def is_only_shown(self, switches: Switches) -> bool:
         """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
@@ -295,10 +233,6 @@ class Search:
             return bool(quantizing)
         fallen = [metric.recipe for metric in self.tune.metrics if unproven(metric.recipe, self.tune) is not None]
         return any(switch in self.space.switches_of(recipe) for recipe in fallen for switch in quantizing)
-
-    def fastest_log_s(self) -> float:
-        """Returns the fastest time of all that may still win."""
-        return min(each.log_s for switches, each in self.seen().items() if not self.is_only_shown(switches))
 
     # Questions to the bench
 
@@ -310,20 +244,28 @@ class Search:
         lost = any(lesson.overrules_trials and lesson.reason.about == "numerics" for lesson in self.tune.lessons)
         return self.spec_of(switches, trial_measure(on_cpu=self.on_cpu, checks_long=lost))
 
-    def spec_of(self, switches: Switches, measure: MeasureSpec, batch: int | None = None) -> RunSpec:
+    def race_spec(self, switches: Switches, *, checks: bool) -> RunSpec:
+        longer_s = 15.0 if self.on_cpu else 10.0
+        measure = trial_measure(on_cpu=self.on_cpu, checks_long=True)
+        changes = {"max_seconds": longer_s, "check_numerics": checks, "sparing": not checks}
+        return self.spec_of(switches, msgspec.structs.replace(measure, **changes))
+
+    def spec_of(self, switches: Switches, measure: MeasureSpec) -> RunSpec:
         """A worker that has begun may take half a minute, however little is left of the budget."""
-        spec = self.asked.spec
+        spec, replace = self.asked.spec, msgspec.structs.replace
         patience_s = min(spec.launch.prepare_timeout_s, round(max(self.left_s, 30.0), 1))
         if self.asked.objective == "energy":  # a counter of joules moves every 20 to 100 ms
-            measure = msgspec.structs.replace(measure, block_seconds=max(measure.block_seconds, 0.5))
-        workload = spec.workload if batch is None else msgspec.structs.replace(spec.workload, batch=batch)
-        return msgspec.structs.replace(
+            measure = replace(measure, block_seconds=max(measure.block_seconds, 0.5))
+        return replace(
             spec,
             recipe=Recipe.parse(self.space.text(switches)),
             measure=measure,
-            launch=msgspec.structs.replace(spec.launch, prepare_timeout_s=patience_s),
-            workload=workload,
+            launch=replace(spec.launch, prepare_timeout_s=patience_s),
         )
+
+
+def is_on_cpu(spec: RunSpec) -> bool:
+    return spec.device.partition(":")[0] == "cpu"
 
 
 def usual_jobs(spec: RunSpec) -> int:
@@ -334,7 +276,7 @@ def usual_jobs(spec: RunSpec) -> int:
     if spec.launch.door not in ("fork", "spawn"):
         return 1
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(processors // (4 if spec.device.partition(":")[0] == "cpu" else 2), 1), 8)
+    return min(max(processors // (4 if is_on_cpu(spec) else 2), 1), 8)
 
 
 def trial_measure(*, on_cpu: bool, checks_long: bool = False) -> MeasureSpec:
@@ -345,19 +287,5 @@ def trial_measure(*, on_cpu: bool, checks_long: bool = False) -> MeasureSpec:
         block_seconds=0.25 if on_cpu else 0.1,
         warmup_max_seconds=3.0,
         max_seconds=5.0,
-        loss_path_steps=FULL_LOSS_PATH if checks_long else quick.loss_path_steps,
-    )
-
-
-def final_measure(*, on_cpu: bool, checks: bool, hurried: bool = False) -> MeasureSpec:
-    """`hurried`: two short replicates say more than one long one."""
-    return msgspec.structs.replace(
-        MeasureSpec.for_effort("quick"),
-        block_seconds=0.25 if on_cpu else 0.1,
-        min_rounds=4 if hurried else 6,
-        max_seconds=(15.0 if on_cpu else 10.0) * (0.4 if hurried else 1.0),
-        warmup_max_seconds=2.0 if hurried else 5.0,
-        loss_path_steps=FULL_LOSS_PATH,
-        check_numerics=checks,
-        sparing=not checks,
+        loss_path_steps=(MeasureSpec() if checks_long else quick).loss_path_steps,
     )

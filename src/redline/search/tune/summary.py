@@ -16,7 +16,7 @@ from redline.model.record import FailureScope, RunRecord
 from redline.model.spec import BASELINE
 from redline.search.tune.lessons import rejection, unproven
 from redline.search.tune.record import TuneRecord
-from redline.search.tune.standings import Records, Standings, conclusive, fallen_in_race, pair_with, replicates_of
+from redline.search.tune.standings import Records, Standings, fallen_in_race, pair_with, replicates_of
 
 
 class Ranked(Frozen):
@@ -87,19 +87,19 @@ class TuneSummary(Frozen):
 
 def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneSummary:
     """All of it. With the device's ceilings, also how far the leader is from them."""
-    measured = records_of(tune, records)
-    lines = lines_of(measurements(measured, ceilings_of))
-    # Over all processes of the search, as every table has it.
+    measured = [records[each] for each in dict.fromkeys(tune.record_ids) if each in records]
+    lines = [line for line in lines_of(measurements(measured, ceilings_of)) if line.row.failure is None]
     rows: dict[tuple[str, int | None], Measurement] = {}
     for line in sorted(lines, key=lambda line: not (line.row.throughput_per_s or line.row.latency_s)):
-        if line.row.failure is None:
-            rows.setdefault((line.row.recipe, line.row.batch), line.row)
+        rows.setdefault((line.row.recipe, line.row.batch), line.row)  # over all processes of the search
     batch = next((line.row.batch for line in lines), None)
-    there, chosen = conclusive(tune, records)
-    first, fallen = Standings(tune, records), fallen_in_race(tune, records)
+    standings, fallen = Standings(tune, records), fallen_in_race(tune, records)
+    chosen = standings.winner()
 
-    def ranked(recipe: str, at: Standings, row: Measurement) -> Ranked:
-        standing, estimate = at.of(recipe), at.trials.get(recipe)
+    def ranked(recipe: str, row: Measurement) -> Ranked:
+        standing, estimate = standings.of(recipe), standings.trials.get(recipe)
+        own = (record.prepared for record in measured if str(record.spec.recipe) == recipe)
+        compile_s = (prepared.cold_start.compile_s for prepared in own if prepared is not None)
         return Ranked(
             recipe=recipe,
             ratio=standing.ratio,
@@ -108,69 +108,61 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
             may_be_off=standing.may_be_off,
             verdict=standing.verdict,
             row=row,
-            compile_s=_first_compile_s(recipe, measured),
+            compile_s=next(filter(None, compile_s), None),
             note=(estimate and estimate.too_late) or unproven(recipe, tune) or fallen.get(recipe),
         )
 
-    shown = {*first.trials, *(str(each.spec.recipe) for final in first.replicates for each in final if each.blocks)}
-    ranking = [ranked(recipe, first, row) for recipe in shown if (row := rows.get((recipe, batch))) is not None]
-    at_batch = (record.spec.workload.batch for record in there.replicates[0]) if there.at_batch else iter((batch,))
-    row = rows.get((chosen or "", next(at_batch)))
+    raced = {str(each.spec.recipe) for final in standings.replicates for each in final if each.blocks}
+    ranking = [
+        ranked(recipe, row)
+        for recipe in raced | standings.trials.keys()
+        if (row := rows.get((recipe, batch))) is not None
+    ]
     return TuneSummary(
         tune=tune,
-        leader=ranked(chosen, there, row) if chosen is not None and row is not None else None,
+        leader=next((row for row in ranking if row.recipe == chosen), None),
         ranking=tuple(sorted(ranking, key=lambda each: (-each.ratio, each.recipe))),
-        switches=tuple(gains_of(chosen, tune, records)),
+        switches=tuple(gains_of(chosen or BASELINE, tune, records)),
         rejected=tuple(_rejected(tune, measured)),
     )
 
 
-def records_of(tune: TuneRecord, records: Records) -> list[RunRecord]:
-    return [records[each] for each in dict.fromkeys(tune.record_ids) if each in records]
-
-
-def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[SwitchGain]:
+def gains_of(chosen: str, tune: TuneRecord, records: Records) -> list[SwitchGain]:
     """Returns what leaving out each switch of this recipe costs, by all replicates in which the two met."""
-    finals, ablations = replicates_of(tune.finals, records), replicates_of(tune.ablations, records)
-    words = _words(chosen or BASELINE)
+    ablations = replicates_of(tune.ablations, records)
+    replicates = [*replicates_of(tune.finals, records), *ablations]
     taken_apart = {str(record.spec.recipe) for replicate in ablations for record in replicate}
-    gains = []
-    for without in dict.fromkeys(str(record.spec.recipe) for each in (*finals, *ablations) for record in each):
-        left_out, rest = [word for word in words if word not in _words(without)], set(_words(without))
+    words, gains = _words(chosen), []
+    for without in dict.fromkeys(str(record.spec.recipe) for each in replicates for record in each):
+        left_out = [word for word in words if word not in _words(without)]
         # That a smaller recipe was raced too does not mean that its other switches go together.
-        if not left_out or not rest <= set(words) or (len(left_out) > 1 and without not in taken_apart):
+        if (
+            not left_out
+            or not words.keys() >= _words(without).keys()
+            or (len(left_out) > 1 and without not in taken_apart)
+        ):
             continue
-        pair = pair_with([*finals, *ablations], without, chosen or BASELINE, tune.tune.kind)
+        pair = pair_with(replicates, without, chosen, tune.tune.kind)
         if pair is not None:
             gains.append(SwitchGain(switch="+".join(left_out), gain=pair.ratio, low=pair.low, high=pair.high))
     return sorted(gains, key=lambda each: -each.gain)
 
 
-def _words(recipe: str) -> list[str]:
-    return recipe.split("+") if recipe != BASELINE else []
-
-
-def _first_compile_s(recipe: str, measured: list[RunRecord]) -> float | None:
-    own = (record.prepared for record in measured if str(record.spec.recipe) == recipe)
-    seconds = (prepared.cold_start.compile_s for prepared in own if prepared is not None)
-    return next((each_s for each_s in seconds if each_s), None)
+def _words(recipe: str) -> dict[str, None]:
+    """The switches of a recipe in their order."""
+    return dict.fromkeys(recipe.split("+") if recipe != BASELINE else [])
 
 
 def _rejected(tune: TuneRecord, measured: list[RunRecord]) -> Iterator[Rejected]:
-    """Yields each rejected recipe once, with what its failure taught."""
+    """Yields each rejected recipe once, with what its failure taught; also what a race taught that was begun anew since."""
     taught = {lesson.recipe: lesson for lesson in tune.lessons}
     reasons: dict[str, tuple[Note, Any]] = {}
     for record in measured:
         recipe = str(record.spec.recipe)
-        why = rejection(record, tune) or unproven(recipe, tune)
-        if why is not None:
+        if why := rejection(record, tune) or unproven(recipe, tune):
             reasons.setdefault(recipe, (why, taught.get(recipe) or record.failure))
-    for (
-        lesson
-    ) in tune.lessons:  # a race that was begun anew is no longer part of the search, and what it taught still is
-        if lesson.reason.about != "late":
-            reasons.setdefault(lesson.recipe, (lesson.reason, lesson))
-    for recipe, (why, cause) in reasons.items():
+    lessons = {lesson.recipe: (lesson.reason, lesson) for lesson in tune.lessons if lesson.reason.about != "late"}
+    for recipe, (why, cause) in (lessons | reasons).items():
         yield Rejected(
             recipe=recipe,
             switch="+".join(cause.switches) or None if cause is not None else None,
