@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, get_args
@@ -121,50 +122,72 @@ NAMED_SHARE = 0.05
 """Boxes narrower than this share of the picture carry no name."""
 LETTERS = 150
 """The picture is wide enough for so many characters of labels side by side."""
+UNKNOWN_COLOUR, HOST_COLOUR, PHASE_COLOUR = "#8a94a3", "#c3ccd6", "#e2e5ea"
 IDLE_COLOURS = {
     "host": "#d55e00", "sync": "#b5478a", "data": "#b07c00", "allocator": "#7a5c22", "warm-up": "#6b57a8",
-    "latency": "#3d9bd6", "launch": "#e69f00", "dependency": "#8a94a3",
+    "latency": "#3d9bd6", "launch": "#e69f00", "dependency": UNKNOWN_COLOUR, "unknown": UNKNOWN_COLOUR,
 }  # fmt: skip
-UNKNOWN_COLOUR, HOST_COLOUR = "#8a94a3", "#c3ccd6"
 
 
 def step_figure(lanes: Lanes, title: str) -> Any:
     """Draw the host and device rows of one step, the idle time of the device by cause, and the phases. Times are in milliseconds."""
-    window = start, end = _window(lanes)
-    hosts = sorted((lane for lane in lanes.lanes if not lane.on_device), key=lambda lane: -_busy(lane, window))
-    shown = [lane for lane in hosts[:MOST_THREADS] if _busy(lane, window)]
-    shown += [lane for lane in lanes.lanes if lane.on_device]
+    start, end = _window(lanes)
+    scale, busy = 1e3, {lane.label: _busy(lane, start, end) for lane in lanes.lanes}
+    hosts = [lane for lane in sorted(lanes.lanes, key=lambda lane: -busy[lane.label]) if not lane.on_device]
+    shown = [lane for lane in hosts[:MOST_THREADS] if busy[lane.label]] + [
+        lane for lane in lanes.lanes if lane.on_device
+    ]
+    times: defaultdict[str, float] = defaultdict(float)
+    for box in (box for lane in shown if lane.on_device for box in lane.boxes):
+        times[box.kind] += box.length_us
+    # The classes with the most device time have colours of their own.
+    colours = dict.fromkeys(times, UNKNOWN_COLOUR) | dict(
+        zip(sorted(times, key=lambda kind: -times[kind]), COLOURS, strict=False)
+    )
     depths = [min(MOST_ROWS, 1 + max((box.depth for box in lane.boxes), default=0)) for lane in shown]
     figure, axes = new_figure(10.5, 1.7 + 0.3 * (sum(depths) + 1.2 * len(shown)))
-    classes = _class_colours(shown)
-    causes = sorted({gap.cause for gap in lanes.gaps})
-    middles, top = [], 0.0
+
+    bars: defaultdict[tuple[float, float, str, float], list[tuple[float, float]]] = defaultdict(list)
+
+    def bar(
+        left: float, length: float, top: float, height: float, colour: str, name: str = "", size: float = 6.5
+    ) -> None:
+        right, left = min(left + length, end), max(left, start)
+        wide = (right - left) / (end - start)
+        if wide <= 0:
+            return
+        # An edge would hide boxes that are no wider than itself. Boxes that look alike are drawn at once.
+        bars[top, height, colour, 0.3 if wide > 4e-3 else 0.0].append(((left - start) / scale, (right - left) / scale))
+        if wide > NAMED_SHARE and name:
+            room = int(wide * LETTERS)
+            text = label_text(name if len(name) <= room else f"{name[: room - 1]}…")
+            axes.text((left - start) / scale, top + height / 2, f" {text}", fontsize=size, va="center", clip_on=True)
+
+    middles: list[float] = []
+    top = 0.0
     for lane, depth in zip(shown, depths, strict=True):
-        _draw_lane(axes, lanes, lane, top, window, classes if lane.on_device else {}, depth)
-        for cause in causes if lane.on_device else ():
-            gaps = [gap for gap in lanes.gaps if lanes.lanes[gap.lane] is lane and gap.cause == cause]
-            ranges = [
-                ((gap.start_us - start) / 1e3, gap.length_us / 1e3) for gap in gaps if start <= gap.start_us < end
-            ]
-            axes.broken_barh(ranges, (top + depth + 0.08, 0.3), color=IDLE_COLOURS.get(cause, UNKNOWN_COLOUR))
+        for box in (box for box in lane.boxes if box.depth < depth):
+            colour = colours[box.kind] if lane.on_device else HOST_COLOUR
+            bar(box.start_us, box.length_us, top + box.depth + 0.06, 0.88, colour, lanes.names[box.name])
+        for gap in (gap for gap in lanes.gaps if lanes.lanes[gap.lane] is lane):
+            bar(gap.start_us, gap.length_us, top + depth + 0.08, 0.3, IDLE_COLOURS[gap.cause])
         middles.append(top + depth / 2)
         top += depth + 1.4
     for name, begin, length in lanes.phases:
-        left, right = max(begin, start), min(begin + length, end)
-        if right > left:
-            box = ((left - start) / 1e3, (right - left) / 1e3)
-            axes.broken_barh([box], (-1.3, 0.8), color="#e2e5ea", edgecolor="white")
-            if right - left > NAMED_SHARE * (end - start):
-                axes.text(box[0], -0.9, f" {name}", fontsize=7.5, va="center", clip_on=True)
+        bar(begin, length, -1.3, 0.8, PHASE_COLOUR, name, 7.5)
+    for (low, height, colour, edge), ranges in bars.items():
+        axes.broken_barh(ranges, (low, height), facecolor=colour, edgecolor="white", linewidth=edge)
     axes.set_yticks(middles, [label_text(lane.label, 28) for lane in shown], fontsize=8.5)
     axes.set_ylim(top - 0.8, -1.6 if lanes.phases else -0.4)
-    axes.set_xlim(0, (end - start) / 1e3)
+    axes.set_xlim(0, (end - start) / scale)
     axes.set_xlabel("ms of one step")
     axes.grid(visible=False)
     axes.set_title(label_text(title, 100), fontsize=10.5, loc="left")
-    _legend(figure, dict(list(classes.items())[: len(COLOURS)]) | {
-        f"idle: {cause}": IDLE_COLOURS.get(cause, UNKNOWN_COLOUR) for cause in causes
-    })  # fmt: skip
+    causes = sorted({gap.cause for gap in lanes.gaps})
+    _legend(
+        figure,
+        dict(list(colours.items())[: len(COLOURS)]) | {f"idle: {cause}": IDLE_COLOURS[cause] for cause in causes},
+    )
     return figure
 
 
@@ -178,47 +201,8 @@ def _window(lanes: Lanes) -> tuple[float, float]:
     return start, max([start + length, *ends])
 
 
-def _busy(lane: Lane, window: tuple[float, float]) -> float:
-    return sum(box.length_us for box in lane.boxes if box.depth == 0 and window[0] <= box.start_us < window[1])
-
-
-def _class_colours(shown: Sequence[Lane]) -> dict[str, str]:
-    """The classes with the most device time have colours of their own."""
-    times: dict[str, float] = {}
-    for box in (box for lane in shown if lane.on_device for box in lane.boxes):
-        times[box.kind] = times.get(box.kind, 0.0) + box.length_us
-    ordered = sorted(times, key=lambda kind: -times[kind])
-    return {kind: COLOURS[index] if index < len(COLOURS) else UNKNOWN_COLOUR for index, kind in enumerate(ordered)}
-
-
-def _draw_lane(
-    axes: Any,
-    lanes: Lanes,
-    lane: Lane,
-    top: float,
-    window: tuple[float, float],
-    classes: dict[str, str],
-    depth: int,
-) -> None:
-    start, end = window
-    rows: dict[tuple[int, str, bool], list[tuple[float, float]]] = {}
-    for box in lane.boxes:
-        left, right = max(box.start_us, start), min(box.start_us + box.length_us, end)
-        if box.depth >= depth or right <= left:
-            continue
-        wide = (right - left) / (end - start)
-        # An edge would hide boxes that are no wider than itself.
-        row = rows.setdefault((box.depth, classes.get(box.kind, HOST_COLOUR), wide > 4e-3), [])
-        row.append(((left - start) / 1e3, (right - left) / 1e3))
-        if wide > NAMED_SHARE:
-            room, name = int(wide * LETTERS), lanes.names[box.name]
-            text = label_text(name if len(name) <= room else f"{name[: room - 1]}…")
-            across, up = (left - start) / 1e3 + (end - start) * 2e-6, top + box.depth + 0.5
-            ink = "white" if lane.on_device else "#15181d"
-            axes.text(across, up, text, fontsize=6.5, va="center", color=ink, clip_on=True)
-    for (level, colour, has_edge), ranges in rows.items():
-        edge = {"edgecolor": "white", "linewidth": 0.3} if has_edge else {"linewidth": 0}
-        axes.broken_barh(ranges, (top + level + 0.06, 0.88), facecolor=colour, **edge)
+def _busy(lane: Lane, start: float, end: float) -> float:
+    return sum(box.length_us for box in lane.boxes if box.depth == 0 and start <= box.start_us < end)
 
 
 def _legend(figure: Any, colours: dict[str, str]) -> None:
