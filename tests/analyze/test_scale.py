@@ -135,9 +135,9 @@ WAITS = Communication(total_s=0.002, exposed_s=0.001, waited_s=0.05, span_s=0.1,
 @pytest.mark.parametrize(
     ("step_s", "given", "codes", "told"),
     [
-        (0.1, {"told": SLOW}, ["slow-interconnect"], "an all-reduce moves only 95.4 MiB/s"),
+        (0.1, {"told": SLOW}, ["communication-bound"], "moves 95.4 MiB/s between ranks"),
         # 0.06 s of computing must become 0.36 s beside 0.04 s of communication.
-        (0.1, {"told": msgspec.structs.replace(SLOW, probe_s=0.01)}, ["local-batch-too-small"], "--batch-per-rank 48"),
+        (0.1, {"told": msgspec.structs.replace(SLOW, probe_s=0.01)}, ["communication-bound"], "--batch-per-rank 48"),
         (0.1, {"told": WAITS, "forward": {1: 0.09}}, ["straggler"], "rank 1 takes"),
         (0.1, {"told": WAITS}, ["straggler"], "not always for the same one"),
         (0.1, {}, ["unexplained"], "efficiency 60"),

@@ -22,5 +22,5 @@ def test_training_on_two_ranks_with_a_slow_link(tmp_path: Path) -> None:
     assert two["exposed"]["value"] > 0.1
     if not two["is_oversubscribed"]:
         # A busy machine may make a straggler of a rank besides.
-        assert "slow-interconnect" in [each["code"] for each in found["notes"] if each["about"] == "2"]
+        assert "communication-bound" in [each["code"] for each in found["notes"] if each["about"] == "2"]
     assert (tmp_path / "scale.png").stat().st_size > 0

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from redline.analyze.blocks import device_kind
 from redline.analyze.bound import Bound, bound
 from redline.analyze.finding import Finding, Removal, Rule, findings_of, words_of
 from redline.analyze.measurement import Measurement, measurements
@@ -20,12 +19,9 @@ from redline.analyze.rows import metric_of
 from redline.model.fields import Frozen
 from redline.model.metrics import MEMORY, THROUGHPUT, Fact, Figure, Metric, Row
 from redline.model.record import RunRecord
-from redline.model.units import format_bytes, format_seconds, format_share
+from redline.model.units import format_seconds, format_share
 
 Mode = Literal["weak", "strong"]
-
-SLOW_BUS = {"cpu": 0.5e9, "cuda": 10e9, "rocm": 10e9}
-"""Bytes per second between ranks. Memory that processes share, and PCIe 3.0, reach more than this."""
 
 IDEAL = Figure(name="ideal", unit="{item}/s", header="ideal", doc="Of the fewest ranks measured, in proportion.")
 EFFICIENCY = Figure(name="efficiency", unit="share", better="higher", doc="Throughput over the ideal.")
@@ -217,31 +213,26 @@ def _lost(point: ScalePoint) -> Removal:
     return Removal(saves_s=point.lost_s, seconds=point.lost_s)
 
 
-def _is_slow_link(point: ScalePoint) -> bool:
-    bus = point.row.value("bus")
-    return 0 < bus < SLOW_BUS[device_kind(point.run.record)]
-
-
-def _exposed(point: ScalePoint, *, is_link: bool) -> Removal | None:
+def _exposed(point: ScalePoint) -> Removal:
     seconds = point.row.value("exposed") * point.step_s
-    return Removal(saves_s=seconds, seconds=seconds) if _is_slow_link(point) == is_link else None
+    return Removal(saves_s=seconds, seconds=seconds)
 
 
 def _says_exposed(point: ScalePoint, gone: Removal) -> str:
     row = point.row
     sent = f"{row['gradients']} of gradients" if "gradients" in row else "what the ranks exchange"
-    hides = f"{row['exposed']} of a step is communication that nothing hides ({sent}, {row['communication']} per step)"
-    if _is_slow_link(point):
-        return f"{hides}; an all-reduce moves only {format_bytes(row.value('bus'))}/s between ranks"
-    speed = f"; the link moves {row['bus']}" if "bus" in row else ""
-    return f"{hides}{speed}, and a batch of {row['batch_per_rank']} per rank leaves too little to compute meanwhile"
+    speed = f"; an all-reduce of as many bytes moves {row['bus']} between ranks" if "bus" in row else ""
+    return f"{row['exposed']} of a step is communication that nothing hides ({sent}, {row['communication']} per step){speed}"
 
 
 def _larger_batch(point: ScalePoint, gone: Removal) -> str:
     """A batch with which communication is worth no further word: what is computed grows with it, communication does not."""
     share, most, batch = point.row.value("exposed"), WORTH_SAYING, int(point.row.facts["batch_per_rank"] or 1)
     enough = round(batch * share / (1 - share) * (1 - most) / most) if share < 1 else 2 * batch
-    return f"--batch-per-rank {max(enough, 2 * batch)}: computing grows with it, communication does not"
+    return (
+        f"--batch-per-rank {max(enough, 2 * batch)}: computing grows with it, communication does not; or send less often (larger buckets, "
+        "accumulation), and check the link where it is slower than it should be (NVLink, InfiniBand, NCCL_DEBUG=INFO; ranks on CPUs talk over TCP)"
+    )
 
 
 def _late(point: ScalePoint) -> Removal | None:
@@ -265,27 +256,14 @@ def _about_late(point: ScalePoint, gone: Removal) -> str:
     return "look at that rank's device and machine: clocks, temperature, other processes, its part of the data"
 
 
-def _change_link(point: ScalePoint, gone: Removal) -> str:
-    on_cpu = device_kind(point.run.record) == "cpu"
-    link = "(ranks on CPUs talk over TCP)" if on_cpu else "(NVLink, InfiniBand, NCCL_DEBUG=INFO)"
-    return f"check the link {link}, or send less: larger buckets, accumulation, a larger batch per rank"
-
-
 WORTH_SAYING = 0.1
 """The least share of a step that is worth a finding: efficiencies above 90 % are good."""
 
 RULES: tuple[Rule[ScalePoint], ...] = (
     Rule(code="straggler", removes=_late, says=_says_late, change=_about_late, least_share=WORTH_SAYING),
     Rule(
-        code="slow-interconnect",
-        removes=lambda point: _exposed(point, is_link=True),
-        says=_says_exposed,
-        change=_change_link,
-        least_share=WORTH_SAYING,
-    ),
-    Rule(
-        code="local-batch-too-small",
-        removes=lambda point: _exposed(point, is_link=False),
+        code="communication-bound",
+        removes=_exposed,
         says=_says_exposed,
         change=_larger_batch,
         least_share=WORTH_SAYING,
