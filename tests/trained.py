@@ -41,8 +41,8 @@ def spec_of(
 class Trained:
     """An open training."""
 
-    def __init__(self, session: BenchSession, prepared: Prepared, restored: tuple[Epoch, ...], spec: RunSpec) -> None:
-        self.session, self.prepared, self.restored, self._spec = session, prepared, restored, spec
+    def __init__(self, session: BenchSession, prepared: Prepared, spec: RunSpec) -> None:
+        self.session, self.prepared, self._spec = session, prepared, spec
 
     def epoch(self, number: int) -> EpochReply:
         reply = self.session.handle(TrainEpoch(number=number))
@@ -56,25 +56,24 @@ class Trained:
 
     def all(self) -> list[Epoch]:
         assert self._spec.train is not None
-        first = len(self.restored) + 1
-        return [self.epoch(number).epoch for number in range(first, self._spec.train.epochs + 1)]
+        return [self.epoch(number).epoch for number in range(1, self._spec.train.epochs + 1)]
 
 
 @contextmanager
-def training(spec: RunSpec, checkpoint: Path | None = None, told: list[Progress] | None = None) -> Iterator[Trained]:
+def training(spec: RunSpec, told: list[Progress] | None = None) -> Iterator[Trained]:
     session = BenchSession(on_progress=lambda progress: told.append(progress) if told is not None else None)
-    reply = session.handle(Prepare(spec=spec, checkpoint=None if checkpoint is None else str(checkpoint)))
+    reply = session.handle(Prepare(spec=spec))
     try:
         assert isinstance(reply, PreparedReply), reply
-        yield Trained(session, reply.prepared, reply.epochs, spec)
+        yield Trained(session, reply.prepared, spec)
     finally:
         session.handle(Close())
 
 
-def refused(spec: RunSpec, checkpoint: Path | None = None) -> Failure:
+def refused(spec: RunSpec) -> Failure:
     """Why a training cannot be prepared."""
     session = BenchSession(on_progress=lambda progress: None)
-    reply = session.handle(Prepare(spec=spec, checkpoint=None if checkpoint is None else str(checkpoint)))
+    reply = session.handle(Prepare(spec=spec))
     session.handle(Close())
     assert isinstance(reply, FailureReply), reply
     return reply.failure

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from invoking import Redline, invoke, results
-from trained import TINY
+from invoking import Redline, results
 from typer.testing import Result
 
 from redline.model.protocol import SwitchChoice
@@ -70,26 +64,15 @@ class TestTrain:
         told = json.loads(redline("train simple_cnn transformer --epochs 2 --json").stdout)
         assert [row["model"] for row in told["tables"]["trainings"]] == ["simple_cnn", "transformer"]
 
-    def test_a_failed_training_goes_on_with_resume(self, redline: Redline, door: FakeDoor) -> None:
+    def test_a_failed_training_keeps_its_epochs(self, redline: Redline) -> None:
         first = redline("train resnet50 --epochs 3")
         assert first.exit_code == 5
-        assert "1 of 3 epochs are kept; the same command with --resume continues" in printed(first)
-        door.landscape = Landscape(step_s=0.01)
-        told = json.loads(redline("train resnet50 --epochs 3 --resume --json").stdout)
-        assert [epoch["epoch"] for epoch in epochs_of(told)] == [1, 2, 3]
-        again = json.loads(redline("train resnet50 --epochs 3 --resume --json").stdout)
-        assert again["record_ids"] == told["record_ids"]  # done already
+        assert "1 of 3 epochs are kept in the history" in printed(first)
 
     def test_a_price_becomes_the_cost_of_a_million_samples(self, redline: Redline) -> None:
         told = json.loads(redline("train resnet18 --epochs 2 --price 3.60/h --json").stdout)
         (training,) = told["tables"]["trainings"]
         assert training["cost_per_million"]["value"] == pytest.approx(1e3 / training["throughput"]["value"])
-
-    def test_a_resume_with_other_settings_is_refused(self, redline: Redline) -> None:
-        redline("train resnet18 --epochs 2")
-        told = redline("train resnet18 --epochs 3 --seed 4 --resume")
-        assert told.exit_code == 2
-        assert "with the same settings, was begun before" in " ".join(told.stderr.split())
 
 
 class TestReported:
@@ -174,42 +157,3 @@ class TestLadder:
         assert ": CPU, 8 threads and 4 loader workers." in document["headline"]["text"]
         assert document["next"].startswith("redline "), "a model by name is measured by a command"
         assert "--threads 8" in document["next"], "it goes on from the fastest rung"
-
-
-@pytest.mark.slow
-def test_a_training_killed_in_an_epoch_ends_with_the_same_epochs_recorded_once(own_history: Path) -> None:
-    """A real worker and a SIGKILL of the desk; a whole training beside it says what the epochs must be."""
-    options = (
-        "--device cpu --threads 1 --image-size 16 --batch 16 --train-samples 512 --val-samples 64 --epochs 5 --json"
-    )
-    words = ["train", f"{TINY}:make", *options.split()]
-    began = subprocess.Popen(
-        [sys.executable, "-m", "redline", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not _epochs(own_history) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(began.pid, signal.SIGKILL)
-    began.wait()
-    assert _epochs(own_history)
-    told, whole = (json.loads(invoke(*words, *more).stdout) for more in (["--resume"], []))
-    assert told["record_ids"] != whole["record_ids"]
-    assert [epoch["epoch"] for epoch in epochs_of(told)] == [1, 2, 3, 4, 5]
-    assert _losses(told) == _losses(whole)
-    with History.open(own_history) as history:
-        record = history.load(told["record_ids"][0])
-    assert [epoch.number for epoch in record.epochs] == [1, 2, 3, 4, 5]
-    rounds = [block.round for block in record.blocks]
-    assert len(rounds) == len(set(rounds)) >= 4
-
-
-def _epochs(place: Path) -> int:
-    if not place.exists():
-        return 0
-    with History.open(place, only_to_read=True) as history:
-        return max((len(history.load(row.id).epochs) for row in history.rows()), default=0)
-
-
-def _losses(told: Any) -> list[tuple[float, ...]]:
-    names = ("train_loss", "val_loss", "accuracy")
-    return [tuple(epoch[name]["value"] for name in names) for epoch in epochs_of(told)]

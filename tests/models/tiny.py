@@ -51,13 +51,6 @@ def as_dicts() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return parts[0], parts[1]
 
 
-def own_generator() -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Shuffled by a generator of its own, which goes on from epoch to epoch."""
-    train, validation = _sets()
-    order = torch.Generator().manual_seed(3)
-    return DataLoader(train, batch_size=16, shuffle=True, generator=order), DataLoader(validation, batch_size=16)
-
-
 class Failing(Dataset[tuple[Tensor, int]]):
     """Sound for some samples; then something happens."""
 

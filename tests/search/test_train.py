@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from redline.analyze.train import training_of
-from redline.launch.door import Session
 from redline.model.metrics import Row
-from redline.model.protocol import OnProgress, Reply, Request, TrainEpoch
 from redline.model.record import Block, Failure, RunRecord
 from redline.model.spec import DataSpec, RunSpec, TrainSpec, WorkloadSpec
 from redline.search.observer import NoJournal
@@ -45,41 +41,6 @@ class Kept(NoJournal):
 
     def finish(self, record: RunRecord) -> None:
         self.heads.append(record)
-
-    @property
-    def stored(self) -> RunRecord:
-        """As a history would load it."""
-        blocks = tuple(block for block in self.heads[-1].blocks if block.round in self.blocks)
-        return msgspec.structs.replace(self.heads[-1], blocks=blocks)
-
-
-class Killed(BaseException):
-    """The desk is gone."""
-
-
-class KilledIn:
-    """A door whose sessions end the desk when a certain epoch is asked for, or once it is answered."""
-
-    def __init__(self, door: FakeDoor, epoch: int, *, answered: bool) -> None:
-        self._door, self._epoch, self._answered = door, epoch, answered
-
-    def open(self, spec: RunSpec | None = None) -> Session:
-        session = self._door.open(spec)
-        plain = session.ask
-
-        def ask(request: Request, on_progress: OnProgress | None = None) -> Reply:
-            is_it = isinstance(request, TrainEpoch) and request.number == self._epoch
-            if is_it and not self._answered:
-                raise Killed
-            reply = plain(request, on_progress)
-            if is_it:
-                raise Killed
-            return reply
-
-        session.ask = ask  # type: ignore[method-assign]
-        return session
-
-    def close(self) -> None: ...
 
 
 def door(**truth: Any) -> FakeDoor:
@@ -115,44 +76,7 @@ class TestEpochs:
         journal = Kept()
         record = train_spec(spec_of(), door(failure=broken, fails_after_epochs=1), journal)
         assert (record.failure, record.stopped, len(record.epochs)) == (broken, "failed", 1)
-        assert journal.stored.epochs == record.epochs
-
-
-class TestResuming:
-    @pytest.mark.parametrize("answered", [False, True], ids=["in an epoch", "after its checkpoint"])
-    def test_a_killed_training_ends_with_the_same_epochs_each_once(self, answered: bool, tmp_path: Path) -> None:
-        whole = train_spec(spec_of(epochs=4), door(), NoJournal())
-        bench, journal = door(), Kept()
-        with pytest.raises(Killed):
-            train_spec(spec_of(epochs=4), KilledIn(bench, 3, answered=answered), journal, checkpoints=tmp_path)
-        cut_off = journal.stored
-        assert [epoch.number for epoch in cut_off.epochs] == [1, 2]
-        record = train_spec(spec_of(epochs=4), bench, journal, checkpoints=tmp_path, going_on=cut_off)
-        assert record.id == cut_off.id
-        assert record.epochs == whole.epochs
-        assert sorted(journal.blocks) == sorted(set(journal.blocks))
-        assert set(journal.blocks) >= {1, 2, 4}  # the steps of an epoch that only the checkpoint has are lost
-        assert record.stopped == "target"
-
-    def test_without_its_checkpoint_it_starts_over_and_still_records_each_epoch_once(self) -> None:
-        bench, journal = door(), Kept()
-        with pytest.raises(Killed):
-            train_spec(spec_of(), KilledIn(bench, 3, answered=False), journal)
-        record = train_spec(spec_of(), bench, journal, going_on=journal.stored)
-        assert [epoch.number for epoch in record.epochs] == [1, 2, 3]
-        assert journal.blocks == [1, 2, 3]
-
-    def test_the_checkpoint_goes_once_the_training_is_done(self, tmp_path: Path) -> None:
-        kept = []
-
-        class Looking(Kept):
-            def begin(self, record: RunRecord) -> None:
-                (tmp_path / f"{record.id}.pt").touch()
-                kept.append(record.id)
-
-        train_spec(spec_of(), door(), Looking(), checkpoints=tmp_path)
-        assert kept
-        assert not list(tmp_path.iterdir())
+        assert journal.heads[-1].epochs == record.epochs
 
 
 def found_workers(**truth: Any) -> Row:

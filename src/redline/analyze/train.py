@@ -270,19 +270,10 @@ def _doubts(epochs: Sequence[Epoch], *, learnable: bool) -> Iterator[Note]:
         yield note(
             "not-finite", f"{text}: look for held-out samples that are no numbers, and for overflow in eval mode"
         )
-    stuck = next((epoch for epoch in epochs if epoch.unchanged), None)
-    if stuck is not None and stuck.unchanged == stuck.trainable:
-        text = f"no parameter changed in epoch {stuck.number}: the optimizer did nothing"
-        scaled = ", or the gradient scaler skipped every step" if stuck.gradient_scale is not None else ""
-        yield note("unchanged", text + scaled)
-    elif stuck is not None:
-        text = f"{stuck.unchanged} of {stuck.trainable} trainable tensors did not change in epoch {stuck.number}"
-        yield note("unchanged", f"{text}: no gradient reaches them")
     last = epochs[-1] if epochs else None
-    if last is not None and last.trainable and not last.val_batches:  # a record that counts both
-        yield note("no-validation", "no held-out batch: neither validation loss nor accuracy is measured")
-    elif last is not None and last.val_batches and last.val_loss is None and not last.val_batches_not_finite:
-        yield note("no-validation", "the model returns no loss in eval mode: there is no validation loss")
+    if last is not None and last.unchanged and last.unchanged == last.trainable:
+        scaled = ", or the gradient scaler skipped every step" if last.gradient_scale is not None else ""
+        yield note("unchanged", f"no parameter changed in epoch {last.number}: the optimizer did nothing{scaled}")
     if not learnable or last is None or not last.val_judged:
         return
     guess, reached = last.val_most_frequent or 1.0, last.val_accuracy or 0.0

@@ -192,14 +192,12 @@ class Workbench:
         self.training, self.step = training, step
         work = self._count(setup)
         setup.settle()
-        if request.checkpoint is not None:
-            training.resume(request.checkpoint)
         self._enter("ready")
         judged = note("unchecked", "a training is judged by its losses and its accuracy")
         warmup = Warmup(steady=True, reason=note("not-waited-for", "every step of a training counts"))
         numerics = Numerics(method="unchecked", reason=judged)
         prepared = self._prepared(setup, info, numerics=numerics, warmup=warmup, work=work, data=training.info)
-        return PreparedReply(prepared=prepared, epochs=tuple(training.epochs))
+        return PreparedReply(prepared=prepared)
 
     def _prepared(self, setup: Setup, info: WorkloadInfo, **fields: Any) -> Prepared:
         """Everything that is said of a prepared step, and the `fields` of this one."""

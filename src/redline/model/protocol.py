@@ -282,8 +282,6 @@ class Prepare(Frozen, tag=True):
     modules: bool = False
     """Count the work module by module."""
     sharing: Sharing = "alone"
-    checkpoint: str | None = None
-    """Training on data: the file that keeps the state after each epoch. Where it is there, training goes on from it."""
 
 
 class Measure(Frozen, tag=True):
@@ -398,8 +396,6 @@ AFTER_COMPILING = frozenset({"numerics", "count", "warm-up", "ready"})
 
 class PreparedReply(Frozen, tag=True):
     prepared: Prepared
-    epochs: tuple[Epoch, ...] = ()
-    """Done before, by the checkpoint."""
 
 
 class BlockReply(Frozen, tag=True):
@@ -410,8 +406,6 @@ class EpochReply(Frozen, tag=True):
     epoch: Epoch
     block: Block
     """Its steps."""
-    lost_checkpoint: str = ""
-    """Why the state after it could not be kept; empty if it was kept, or was not asked for."""
 
 
 class FedReply(Frozen, tag=True):

@@ -12,7 +12,7 @@ from redline.analyze.train import DATA_BOUND_SHARE, cores_for_workers, is_data_b
 from redline.launch.door import Door, Session
 from redline.model.note import note
 from redline.model.protocol import EpochReply, FedReply, Feed, Profile, Progress, TraceReply, TrainEpoch
-from redline.model.record import Block, Epoch, FedPart, RunRecord, StopReason
+from redline.model.record import Epoch, FedPart, RunRecord, StopReason
 from redline.model.spec import RunSpec
 from redline.search.group import OneRecord, failure_of
 from redline.search.observer import Journal, Observer
@@ -45,81 +45,47 @@ def train_spec(
     journal: Journal,
     observer: Observer | None = None,
     *,
-    checkpoints: Path | None = None,
-    going_on: RunRecord | None = None,
     after: After | None = None,
 ) -> RunRecord:
-    """Returns one record with its epochs; what breaks is in its failure.
-
-    `checkpoints`: the folder for the state after each epoch. `going_on`: the record of a training that was cut off,
-    which gets the epochs it lacks.
-    """
-    run = _Training(spec, journal, observer or Observer(), checkpoints, going_on)
+    """Returns one record with its epochs; what breaks is in its failure."""
+    run = _Training(spec, journal, observer or Observer())
     return run.fill(door, lambda session: run.go(session, after or After()))
 
 
 class _Training(OneRecord):
     """The record of a training on its way."""
 
-    def __init__(
-        self, spec: RunSpec, journal: Journal, observer: Observer, folder: Path | None, going_on: RunRecord | None
-    ) -> None:
-        super().__init__(spec, journal, observer, going_on)
+    def __init__(self, spec: RunSpec, journal: Journal, observer: Observer) -> None:
+        super().__init__(spec, journal, observer)
         assert spec.train is not None
         self._settings = spec.train
-        self._checkpoint = None if folder is None else folder / f"{self.record.id}.pt"
 
     def go(self, session: Session, after: After) -> None:
-        reply = self.prepare(session, checkpoint=None if self._checkpoint is None else str(self._checkpoint))
-        if reply is None:
+        if self.prepare(session) is None:
             return
-        for epoch in reply.epochs:
-            self._keep(epoch, None)  # the checkpoint may be one epoch ahead of the history
-        number, patience_s = len(reply.epochs), self._settings.data.loader_timeout_s
-        self.stopped = self._stop_reason() if after.epochs else "target"
+        patience_s = self._settings.data.loader_timeout_s
+        self.stopped = None if after.epochs else "target"
         with contextlib.suppress(WorkerBroke):
             while self.stopped is None:
-                number += 1
+                number = len(self.record.epochs) + 1
                 trained = self.ask(session, TrainEpoch(number=number, loader_timeout_s=patience_s))
                 if not isinstance(trained, EpochReply):
                     self.fail(trained)
                     return
-                self._note_checkpoint(trained)
-                self._keep(trained.epoch, trained.block)
-                self.stopped = self._stop_reason()
+                if trained.block is not None:
+                    self.journal.append(self.record.id, trained.block)
+                    self.change(blocks=(*self.record.blocks, trained.block))
+                self.change(epochs=(*self.record.epochs, trained.epoch))
+                self.journal.begin(self.record)
+                self.observer.epoch(self.record, trained.epoch)
+                self.stopped = self._stop_reason(trained.epoch)
             if after.feeds:
                 self._feed(session)
             if after.profile is not None:
                 self._profile(session, after.profile, (after.traces or Path()) / self.record.id)
 
-    def finish(self, session: Session) -> None:
-        super().finish(session)
-        if self._checkpoint is not None and self.record.stopped in ("target", "ceiling"):
-            with contextlib.suppress(OSError):  # where it could not be written, it cannot be removed either
-                self._checkpoint.unlink(missing_ok=True)
-
-    def _keep(self, epoch: Epoch, block: Block | None) -> None:
-        """Write an epoch down, once: one that is done again after a resume is there already."""
-        record = self.record
-        if block is not None and all(block.round != known.round for known in record.blocks):
-            self.journal.append(record.id, block)
-            self.change(blocks=(*record.blocks, block))
-        if all(epoch.number != known.number for known in record.epochs):
-            self.change(epochs=(*record.epochs, epoch))
-            self.journal.begin(self.record)
-        self.observer.epoch(self.record, epoch)
-
-    def _note_checkpoint(self, reply: EpochReply) -> None:
-        """Say once that a resume would not find the state after this epoch."""
-        if reply.lost_checkpoint and all(known.code != "no-checkpoint" for known in self.record.notes):
-            text = f"the state after epoch {reply.epoch.number} could not be kept ({reply.lost_checkpoint})"
-            lost = note("no-checkpoint", f"{text}: --resume would begin before it")
-            self.change(notes=(*self.record.notes, lost))
-
-    def _stop_reason(self) -> StopReason | None:
-        if not self.record.epochs:
-            return None
-        last, target = self.record.epochs[-1], self._settings.target_accuracy
+    def _stop_reason(self, last: Epoch) -> StopReason | None:
+        target = self._settings.target_accuracy
         is_reached = target is not None and (last.val_accuracy or 0.0) >= target
         is_done = is_reached or last.number >= self._settings.epochs
         return "ceiling" if last.is_cut else "target" if is_done else None

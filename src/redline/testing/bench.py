@@ -91,7 +91,6 @@ class FakeBench:
         self._failure: Failure | None = None
         self._blocks = 0
         self._is_contended = False
-        self._checkpoint: str | None = None
 
     def answer(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         if isinstance(request, protocol.Ask):
@@ -101,7 +100,6 @@ class FakeBench:
         if self._failure is not None:
             return protocol.FailureReply(failure=self._failure)
         if isinstance(request, protocol.Prepare):
-            self._checkpoint = request.checkpoint
             return self._prepare(request.spec, on_progress or (lambda progress: None))
         if self._spec is None:
             return self.fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
@@ -164,7 +162,6 @@ class FakeBench:
                 data=data_of(spec, truth) if spec.train is not None else None,
                 generation=generation_info_of(spec, truth),
             ),
-            epochs=tuple(self._world.checkpoints.get(self._checkpoint or "", ())),
         )
 
     def _train(self, spec: RunSpec, number: int) -> Reply:
@@ -173,8 +170,6 @@ class FakeBench:
         step_s = look_up(self.truth.step_s, spec) * self._offset
         epoch, block = epoch_of(spec, self.truth, number, step_s, self._memory())
         self._world.advance(epoch.seconds)
-        if self._checkpoint is not None:
-            self._world.checkpoints.setdefault(self._checkpoint, []).append(epoch)
         return protocol.EpochReply(epoch=epoch, block=block)
 
     def _load(self, spec: RunSpec, request: protocol.Load) -> Reply:

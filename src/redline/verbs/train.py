@@ -44,8 +44,6 @@ DataName = Annotated[
         "cifar10, imagefolder, synthetic, synthetic-learnable, or your own as file.py:loaders.", short="-d", group=DATA
     ),
 ]
-LOOKED_BACK = 50
-"""Records among which a training that was cut off is looked for."""
 
 FIGURES = (
     "throughput", "epoch_time", "accuracy", "data_wait", "memory", "train_loss", "val_loss", "steps", "flops", "utilisation",
@@ -88,7 +86,6 @@ def train(
         bool,
         setting("Train nothing: measure loader and model separately and together, and how many loader workers are enough."),
     ] = False,
-    resume: Annotated[bool, setting("Resume this training where it stopped.")] = False,
     price: Annotated[
         str | None, setting("Price of the machine; adds the cost of a million samples.", shape="2.50/h", group=OUTPUT)
     ] = None,
@@ -98,13 +95,12 @@ def train(
 ) -> Result:  # fmt: skip
     """Train on data for epochs: time, accuracy, data wait, memory.
 
-    Every epoch is kept as soon as it is done; after Ctrl-C or a crash the same command with --resume continues. With
-    --find-workers nothing is trained and nothing goes into the history.
+    Every epoch is kept as soon as it is done. With --find-workers nothing is trained and nothing goes into the history.
     """
     per_hour = None if price is None else parse_price(price)  # before anything is trained
     if find_workers:
-        of_training = {"epochs": epochs, "resume": resume, "price": price, **settings}
-        needless = [name for name in ("epochs", "resume", "price", *OF_TRAINING) if of_training.get(name)]
+        of_training = {"epochs": epochs, "price": price, **settings}
+        needless = [name for name in ("epochs", "price", *OF_TRAINING) if of_training.get(name)]
         if needless:
             raise UsageError(f"--find-workers trains nothing: leave out --{needless[0].replace('_', '-')}")
     with use(workspace) as opened:
@@ -113,60 +109,24 @@ def train(
         if find_workers:
             return _found_workers(specs, working)
         try:
-            records = train_specs(specs, working, resume=resume)
+            records = train_specs(specs, working)
         except KeyboardInterrupt:
-            working.observer.noted("finished epochs are kept, and the same command with --resume continues")
+            working.observer.noted("finished epochs are kept in the history")
             raise
         summaries = measurements(records, opened.ceilings_of(records))
         return result_of(records, [summary.changed(per_hour=per_hour) for summary in summaries])
 
 
 def train_specs(
-    specs: Sequence[RunSpec],
-    workspace: Workspace,
-    *,
-    resume: bool = False,
-    after: After | None = None,
-    keep: bool = True,
+    specs: Sequence[RunSpec], workspace: Workspace, *, after: After | None = None, keep: bool = True
 ) -> list[RunRecord]:
     """Check all specs first, then train one after the other. Without `keep` nothing goes into the history."""
-    specs = workspace.checked(specs)
-    known = [_to_resume(spec, workspace) if resume else None for spec in specs]
-    if resume and not any(known):
-        raise UsageError("no training of this command, with the same settings, was begun before: leave out --resume")
     records = []
-    for spec, before in zip(specs, known, strict=True):
-        if before is not None and before.stopped in ("target", "ceiling"):
-            records.append(before)  # of several trainings some may be done
-            continue
+    for spec in workspace.checked(specs):
         with workspace.lock(spec.device):
-            records.append(
-                train_spec(
-                    spec,
-                    workspace.door(spec.launch),
-                    workspace.journal if keep else NoJournal(),
-                    workspace.observer,
-                    checkpoints=workspace.history.folder / "checkpoints" if keep and workspace.keeps else None,
-                    going_on=before,
-                    after=after,
-                )
-            )
+            door, journal = workspace.door(spec.launch), workspace.journal if keep else NoJournal()
+            records.append(train_spec(spec, door, journal, workspace.observer, after=after))
     return records
-
-
-def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
-    """Returns the newest training of this spec, done or not; None if there is none."""
-    if not workspace.keeps:
-        raise UsageError("a training is resumed from the history, and this workspace keeps none")
-    history = workspace.history
-    for row in history.rows(model=spec.workload.model, task="train", recipe=str(spec.recipe), limit=LOOKED_BACK):
-        record = history.load(row.id)
-        if record.spec != spec:
-            continue
-        if row.status == "running":
-            raise UsageError(f"training {row.id[:13]} is still running: wait for it, or stop it first")
-        return record
-    return None
 
 
 # What a training shows
@@ -270,7 +230,7 @@ def _next(trainings: Sequence[TrainingSummary]) -> str:
     )
     if unfinished is not None:
         done = f"{len(unfinished.epochs)} of {unfinished.planned_epochs} epochs are kept"
-        return f"{done}; the same command with --resume continues after them"
+        return f"{done} in the history; run the same command again to train them all"
     if any(training.failure for training in trainings):
         return "fix what failed and run the same command again"
     waiting = next((training for training in trainings if training.bound.label == "data"), None)

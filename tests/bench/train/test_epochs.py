@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,40 +133,11 @@ def test_the_same_seed_gives_the_same_losses_however_batches_come() -> None:
     assert of(seed=1) != first
 
 
-def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_its_time_counts(tmp_path: Path) -> None:
-    spec, kept = spec_of(DROPPING, data={"train_samples": 96}, epochs=4, max_seconds=1000.0), tmp_path / "kept.pt"
-    with training(spec) as run:
-        whole = run.all()
-    with training(spec, kept) as run:
-        begun = [run.epoch(1).epoch, run.epoch(2).epoch]
-    with training(spec, kept) as run:
-        assert list(run.restored) == begun
-        assert losses([*begun, *run.all()]) == losses(whole)
-    state = torch.load(kept, weights_only=True)
-    state["epochs"][0]["train_s"] = 2000.0
-    torch.save(state, kept)
-    with training(spec, kept) as run:
-        assert run.epoch(2).epoch.is_cut, "the time before a resume counts"
-    assert "is of another training" in refused(spec_of(data={"train_samples": 48}), kept).message
-    kept.write_bytes(b"nothing of the kind")
-    assert "cannot be read" in refused(spec, kept).message
-
-
 def test_the_time_may_be_cut() -> None:
     with training(spec_of(max_seconds=1e-6)) as run:
         epoch = run.epoch(1).epoch
     assert epoch.is_cut
     assert epoch.samples < 512
-
-
-def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with training(spec_of(data=FEW), tmp_path / "file" / "one.pt") as run:
-        assert "FileExistsError" in run.epoch(1).lost_checkpoint
-    (tmp_path / "one.partial").symlink_to("/dev/full")
-    with training(spec_of(data=FEW), tmp_path / "one.pt") as run:
-        assert "No space left on device" in run.epoch(1).lost_checkpoint
-    assert not (tmp_path / "one.partial").is_symlink(), "half a state is removed"
 
 
 @pytest.mark.parametrize("recipe", ["amp-bf16", "channels-last", "bf16"])

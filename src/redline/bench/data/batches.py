@@ -146,19 +146,10 @@ class UserBatches:
             self.steps = len(loader)
         except TypeError:
             self.steps = 0
-        parts = [loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
-        self._parts = [*parts, getattr(parts[2], "sampler", None)]
-        generators = {getattr(part, "generator", None) for part in self._parts}
-        self._generators = [
-            (generator, generator.initial_seed())
-            for generator in generators
-            if isinstance(generator, torch.Generator) and generator is not torch.default_generator
-        ]
+        held = [getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")]
+        self._parts = [loader, *held, getattr(held[1], "sampler", None)]
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        """Begins an epoch with the same state, no matter whether those before it ran in this process or before a resume."""
-        for generator, seed in self._generators:
-            generator.manual_seed((seed + epoch - 1) % 2**63)
         for part in self._parts:
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch - 1)

@@ -199,7 +199,7 @@ class Training:
         self.steps_per_epoch = self._train.steps
         """It is 0 if the user's loader does not say."""
         self.spent_s = 0.0
-        """The epochs so far have trained for this long, those before a resume included. `max_seconds` limits it."""
+        """The epochs so far have trained for this long. `max_seconds` limits it."""
 
     def close(self) -> None:
         """End the loaders' workers."""
@@ -402,7 +402,7 @@ def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
 
 
 def seed_everything(seed: int, epoch: int) -> None:
-    """Seeds dropout and whatever the user's own loaders draw, so that an epoch begins with the same state, resumed or not."""
+    """Seeds dropout and whatever the user's own loaders draw, so that an epoch begins with the same state however batches come."""
     mixed = (seed % 2**31 * 1_000_003 + epoch) % 2**63
     torch.manual_seed(mixed)
     random.seed(mixed)

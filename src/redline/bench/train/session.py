@@ -1,14 +1,11 @@
-"""This module makes a training of a spec and its data, between `Prepare` and `Close`: it fits model and data to each other, runs
-the epochs, and keeps the checkpoint that a resume goes on from."""
+"""This module makes a training of a spec and its data, between `Prepare` and `Close`: it fits model and data to each other, and
+runs the epochs."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import inspect
-import os
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -19,7 +16,7 @@ from redline.bench.data.batches import Batches, DeviceBatches, LoadedBatches, Or
 from redline.bench.data.feed import TARGETS, Arrived, ImageArrival, UserArrival, next_of, part_batch
 from redline.bench.data.source import Data, ImageData, LoaderData, Samples
 from redline.bench.device.base import Device
-from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
 from redline.bench.train.epochs import Stepper, Supply, Tell, Training, be_deterministic, feed_for, needs_whole_batches
@@ -34,7 +31,7 @@ from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError, SpecError
 from redline.model.protocol import EpochReply, FedReply, Feed
-from redline.model.record import DataInfo, Epoch, LastBatchFate
+from redline.model.record import DataInfo, LastBatchFate
 from redline.model.spec import OptimizerName, RunSpec
 
 DEFAULT_BATCH = 128
@@ -52,20 +49,22 @@ class TrainingSession:
         self, spec: RunSpec, data: Data, size: int | None, workload: Workload, device: Device, tell: Tell
     ) -> None:
         assert spec.train is not None
+        assert spec.workload.batch is not None
         self._spec, self._train, self._data, self._workload, self._tell = spec, spec.train, data, workload, tell
+        self._device, self._batch = device, spec.workload.batch
         if self._train.deterministic:
             be_deterministic()
-        self._supply = supply_of(spec, data, size, device, workload)
+        if self._train.target_accuracy is not None and data.validation is None:
+            raise SpecError("target_accuracy cannot be reached without a validation loader: there is no accuracy")
+        self._supply = self._image_supply(data, size) if isinstance(data, ImageData) else self._user_supply(data)
         workload.loss.start_on_data(self._supply.first.targets)
         if isinstance(data, LoaderData) or source_of(spec.workload).is_built_elsewhere:
-            self._supply = settle_loss(workload, self._supply, data)
+            self._settle_loss()
         first = self._supply.first
         workload.put((first.args, first.kwargs))
         workload.batch, workload.batch_from, workload.items, workload.axes = first.count, "asked", None, None
         workload.input_hash = short_hash(f"{data.fingerprint} {describe((first.args, first.kwargs))}")
         workload.notes += data.notes
-        self._checkpoint: Checkpoint | None = None
-        self.epochs: list[Epoch] = []
 
     def make_ready(self, setup: Setup) -> None:
         """Give the recipe the data, and the optimizer its settings, before the first call."""
@@ -79,38 +78,59 @@ class TrainingSession:
 
         first = replace(self._supply.first, args=setup.args, kwargs=setup.kwargs)
         self._supply = replace(self._supply, first=first, arrive=arrive if setup.input_changes else plain)
-        loss, self._rate = setup.workload.loss, learning_rate_of(self._spec)
-        loss.is_static = is_recorded(setup)
+        # The whole step, optimizer included, may be replayed from a graph.
+        is_recorded = setup.step_class is not None and issubclass(setup.step_class, GraphedTraining)
+        loss, optimizer = setup.workload.loss, self._spec.workload.optimizer
+        loss.is_static = is_recorded
         loss.put(first.targets)
-        set_optimizer(self._spec, setup, self._rate)
+        usual = RATE_AT_256[optimizer]
+        if optimizer == "sgd":
+            usual = min(HIGHEST_RATE, usual * self._batch / 256)
+        self._rate = self._train.learning_rate or usual
+        # A graph keeps the numbers it was recorded with; a tensor it reads anew at every replay.
+        rate = torch.tensor(self._rate, device=self._device.torch_device) if is_recorded else self._rate
+        setup.optimizer_options |= {"weight_decay": self._train.weight_decay, "lr": rate}
+        if is_recorded and optimizer == "sgd" and not setup.optimizer_options.get("fused"):
+            setup.optimizer_options["fused"] = True
+            setup.notes["graphs"] = "SGD runs fused: only so does it read its learning rate on the device"
 
     def begin(self, setup: Setup, step: TrainingStep) -> None:
         """The first call is over, and nothing is learned yet. What is recorded is recorded now, and not in the first epoch."""
         if isinstance(step, GraphedTraining):
             with step.context():
                 step.record()
-        self._step, self._stepper = step, Stepper(setup, step, self._supply, self._train.data)
+        self._stepper = Stepper(setup, step, self._supply, self._train.data)
         self._training = Training(self._train, self._stepper, self._spec.seed, self._rate, self._tell)
 
     @property
     def info(self) -> DataInfo:
-        steps = self._training.steps_per_epoch
-        return info_of(self._spec, self._data, self._supply, self._stepper.setup, steps, self._rate)
-
-    def resume(self, checkpoint: str) -> None:
-        """Go on from the checkpoint if there is one, and keep the state there after each epoch."""
-        self._checkpoint = Checkpoint(Path(checkpoint), self._spec, self._workload)
-        self.epochs = self._checkpoint.restore(self._workload.model, self._step)
-        self._training.spent_s = sum(epoch.train_s for epoch in self.epochs)
+        data, first, steps = self._data, self._supply.first, self._training.steps_per_epoch
+        train, validation = (len(part) if isinstance(part, Samples) else 0 for part in (data.train, data.validation))
+        left = train % self._batch
+        fate: LastBatchFate = "run eagerly" if needs_whole_batches(self._stepper.setup) else "run"
+        if not left or steps * self._batch <= train:
+            fate = "dropped" if left else "none"
+        image = next(iter((*first.args, *first.kwargs.values())), None)
+        return DataInfo(
+            name=data.name,
+            train_samples=train,
+            val_samples=validation,
+            classes=data.classes,
+            shape=tuple(image.shape[1:]) if isinstance(image, Tensor) else (),
+            fingerprint=data.fingerprint,
+            stem=self._spec.workload.stem,
+            steps_per_epoch=steps,
+            last_batch=left,
+            last_batch_fate=fate,
+            learning_rate=self._rate,
+            workers=data.workers if isinstance(data, LoaderData) else self._train.data.workers,
+            augment=self._train.data.augment,
+            random_labels=isinstance(data, ImageData) and data.random_labels,
+        )
 
     def epoch(self, number: int) -> EpochReply:
         epoch, block = self._training.epoch(number)
-        self.epochs.append(epoch)
-        lost = ""
-        if self._checkpoint is not None:
-            # Before it is told: what the history has, the checkpoint has too.
-            lost = self._checkpoint.save(self._workload.model, self._step, self.epochs)
-        return EpochReply(epoch=epoch, block=block, lost_checkpoint=lost)
+        return EpochReply(epoch=epoch, block=block)
 
     def feed(self, request: Feed) -> FedReply:
         fed = feed_for(self._stepper, request.part, request.seconds, request.workers, request.prefetch)
@@ -119,58 +139,93 @@ class TrainingSession:
     def close(self) -> None:
         self._training.close()
 
+    def _form(self, inputs: Any) -> Inputs:
+        """Returns inputs as this model takes them: by position, or by the name of its own inputs."""
+        named, takes = {} if self._workload.args else self._workload.kwargs, self._takes
+        name = next((name for name in named if takes is None or name in takes), None)
+        return ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)
 
-class Checkpoint:
-    """This keeps what a training needs to go on after an epoch, in one file that is replaced whole."""
+    @cached_property
+    def _takes(self) -> list[str] | None:
+        """The names that `forward` may be given; None means any."""
+        parameters = parameters_of(self._workload.model.forward).values()
+        if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters):
+            return None
+        return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
-    def __init__(self, path: Path, spec: RunSpec, workload: Workload) -> None:
-        self._path = path
-        what = msgspec.json.encode([spec.workload, spec.train, str(spec.recipe), spec.seed], order="deterministic")
-        self._identity = hashlib.sha256(what + workload.model_hash.encode() + workload.input_hash.encode()).hexdigest()
+    def _user_supply(self, data: LoaderData) -> Supply:
+        arrive = UserArrival(self._device, self._form, self._takes)
+        return Supply(
+            train=lambda workers: UserBatches(data.train),
+            validation=None if data.validation is None else UserBatches(data.validation),
+            arrive=arrive,
+            first=arrive(data.first),
+            batch=self._batch,
+            threaded=data.has_workers,
+            queued=data.queued,
+        )
 
-    def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> str:
-        """Returns why it could not be kept, such as a full disk, which is no reason to end a training. It is empty if it was kept."""
-        state = {
-            "identity": self._identity + step.order,
-            "epochs": [msgspec.to_builtins(epoch) for epoch in epochs],
-            "model": model.state_dict(),
-            "step": step.state(),
-        }
-        partial = self._path.with_suffix(".partial")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._path)
-        except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            # torch's writer trips over its own position after a write that failed: the cause is what helps.
-            cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            return one_line(cause)
-        return ""
+    def _image_supply(self, data: ImageData, size: int | None) -> Supply:
+        settings, batch, device = self._train.data, self._batch, self._device
+        arrive = ImageArrival(data, device, size or data.size, self._form)
+        # BatchNorm cannot train on one sample.
+        drop = self._train.last_batch == "drop" or len(data.train) % batch == 1
+        there: dict[Samples, tuple[Tensor, ...]] = {}
+        for part in (data.train, data.validation) if settings.on_device else ():
+            there[part] = tuple(tensor.to(device.torch_device) for tensor in part.fetch(range(len(part))))
 
-    def restore(self, model: torch.nn.Module, step: TrainingStep) -> list[Epoch]:
-        """Returns the epochs that are done; none if there is no checkpoint yet."""
-        if not self._path.is_file():
-            return []
-        try:
-            state = torch.load(self._path, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a damaged file makes torch raise
-            raise BenchError(
-                "user", f"the checkpoint {self._path} cannot be read: {one_line(error)}; delete it to start over"
-            ) from error
-        if state["identity"] != self._identity + step.order:
-            differ = "model, data, spec or version of Redline differ"
-            raise BenchError("user", f"the checkpoint {self._path} is of another training: {differ}")
-        model.load_state_dict(state["model"])
-        step.restore(state["step"])
-        return [msgspec.convert(epoch, Epoch) for epoch in state["epochs"]]
+        def batches(samples: Samples, workers: int, *, train: bool) -> Batches:
+            order = Order(len(samples), batch, seed=self._spec.seed, shuffle=train, drop_last=train and drop)
+            augment = settings.augment if train else "none"
+            if settings.on_device:
+                return DeviceBatches(there[samples], order, augment=augment != "none")
+            pin = settings.pin_memory and device.is_accelerator
+            return LoadedBatches(samples, order, settings, augment=augment, pin=pin, workers=workers)
 
+        return Supply(
+            train=lambda workers: batches(data.train, workers, train=True),
+            validation=batches(data.validation, settings.workers, train=False),
+            arrive=arrive,
+            first=arrive(Reader(data.train, "none")[list(range(batch)), 0]),
+            batch=batch,
+            threaded=True,
+        )
 
-# Data and model that fit each other
+    def _settle_loss(self) -> None:
+        """Hand the targets over to a model that takes them, and look at what it answers as it is.
+
+        The contract: a model whose `forward` names its targets gets them, unless there is a loss and it can do without.
+        """
+        model, loss, first = self._workload.model, self._workload.loss, self._supply.first
+        takes = parameters_of(model.forward)
+        name = next((name for name in TARGETS if name in takes), "")
+        is_given = not name or name in first.kwargs or name in list(takes)[: len(first.args)]
+        if not is_given and (loss.given is None or takes[name].default is inspect.Parameter.empty):
+
+            def with_targets(batch: Arrived) -> Arrived:
+                return replace(batch, kwargs={**batch.kwargs, name: batch.targets})
+
+            plain, first = self._supply.arrive, with_targets(first)
+            self._supply = replace(self._supply, arrive=lambda batch: with_targets(plain(batch)), first=first)
+        with unchanged_afterwards(model), torch.enable_grad():
+            torch.manual_seed(0)  # an epoch has a seed of its own
+            try:
+                output = model(*first.args, **first.kwargs)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                return  # the first call will say why
+        logits = main_logits(output)
+        if logits is not None and logits.ndim > 1:
+            # Asked before the loss: on a GPU a class too many ends the process.
+            answers, data = logits.shape[class_axis(logits)], self._data
+            if data.classes is not None and answers < data.classes:
+                raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
+            if (wrong := loss.class_beyond(logits)) is not None:
+                raise SpecError(
+                    f"a target is {wrong}, and the model answers with {answers} classes: 0 to {answers - 1}"
+                )
+        loss.learn(output)
 
 
 def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
@@ -208,158 +263,3 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
     if size is not None and workload.stem is None and source.has_stem(workload):
         workload = msgspec.structs.replace(workload, stem="cifar" if size <= CIFAR_STEM_UP_TO else "imagenet")
     return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
-
-
-def supply_of(spec: RunSpec, data: Data, size: int | None, device: Device, workload: Workload) -> Supply:
-    """Returns the batches of a fitted spec."""
-    assert spec.train is not None
-    assert spec.workload.batch is not None
-    # `forward` may be given these by name; None means any name.
-    parameters = parameters_of(workload.model.forward).values()
-    is_open = not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters)
-    takes = (
-        None
-        if is_open
-        else [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    )
-    named = () if workload.args else workload.kwargs
-    name = next((name for name in named if takes is None or name in takes), None)
-
-    def form(inputs: Any) -> Inputs:
-        """Returns inputs as this model takes them: by position, or by the name of its own inputs."""
-        return ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)
-
-    if spec.train.target_accuracy is not None and data.validation is None:
-        raise SpecError("target_accuracy cannot be reached without a validation loader: there is no accuracy")
-    if isinstance(data, ImageData):
-        return _image_supply(spec, data, ImageArrival(data, device, size or data.size, form), device)
-    arrive = UserArrival(device, form, takes)
-    return Supply(
-        train=lambda workers: UserBatches(data.train),
-        validation=None if data.validation is None else UserBatches(data.validation),
-        arrive=arrive,
-        first=arrive(data.first),
-        batch=spec.workload.batch,
-        threaded=data.has_workers,
-        queued=data.queued,
-    )
-
-
-def _image_supply(spec: RunSpec, data: ImageData, arrive: ImageArrival, device: Device) -> Supply:
-    assert spec.train is not None
-    assert spec.workload.batch is not None
-    settings, batch = spec.train.data, spec.workload.batch
-    drop = spec.train.last_batch == "drop" or len(data.train) % batch == 1  # BatchNorm cannot train on one sample
-    parts = (data.train, data.validation) if settings.on_device else ()
-    there = {
-        id(part): tuple(tensor.to(device.torch_device) for tensor in part.fetch(range(len(part)))) for part in parts
-    }
-
-    def batches(samples: Samples, workers: int, *, train: bool) -> Batches:
-        order = Order(len(samples), batch, seed=spec.seed, shuffle=train, drop_last=train and drop)
-        augment = settings.augment if train else "none"
-        if settings.on_device:
-            return DeviceBatches(there[id(samples)], order, augment=augment != "none")
-        pin = settings.pin_memory and device.is_accelerator
-        return LoadedBatches(samples, order, settings, augment=augment, pin=pin, workers=workers)
-
-    return Supply(
-        train=lambda workers: batches(data.train, workers, train=True),
-        validation=batches(data.validation, settings.workers, train=False),
-        arrive=arrive,
-        first=arrive(Reader(data.train, "none")[list(range(batch)), 0]),
-        batch=batch,
-        threaded=True,
-    )
-
-
-def settle_loss(workload: Workload, supply: Supply, data: Data) -> Supply:
-    """Hand the targets over to a model that takes them, and look at what it answers as it is.
-
-    The contract: a model whose `forward` names its targets gets them, unless there is a loss and it can do without.
-    """
-    model, loss, first = workload.model, workload.loss, supply.first
-    takes = parameters_of(model.forward)
-    name = next((name for name in TARGETS if name in takes), "")
-    is_given = not name or name in first.kwargs or name in list(takes)[: len(first.args)]
-    if not is_given and (loss.given is None or takes[name].default is inspect.Parameter.empty):
-
-        def with_targets(batch: Arrived) -> Arrived:
-            return replace(batch, kwargs={**batch.kwargs, name: batch.targets})
-
-        plain = supply.arrive
-        supply = replace(supply, arrive=lambda batch: with_targets(plain(batch)), first=with_targets(first))
-    with unchanged_afterwards(model), torch.enable_grad():
-        torch.manual_seed(0)  # an epoch has a seed of its own
-        try:
-            output = model(*supply.first.args, **supply.first.kwargs)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return supply  # the first call will say why
-    logits = main_logits(output)
-    if logits is not None and logits.ndim > 1:
-        # Asked before the loss: on a GPU a class too many ends the process.
-        answers, wrong = logits.shape[class_axis(logits)], loss.class_beyond(logits)
-        if data.classes is not None and answers < data.classes:
-            raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
-        if wrong is not None:
-            raise SpecError(f"a target is {wrong}, and the model answers with {answers} classes: 0 to {answers - 1}")
-    loss.learn(output)
-    return supply
-
-
-def learning_rate_of(spec: RunSpec) -> float:
-    assert spec.train is not None
-    if spec.train.learning_rate is not None:
-        return spec.train.learning_rate
-    rate = RATE_AT_256[spec.workload.optimizer]
-    if spec.workload.optimizer != "sgd":
-        return rate
-    return min(HIGHEST_RATE, rate * (spec.workload.batch or DEFAULT_BATCH) / 256)
-
-
-def set_optimizer(spec: RunSpec, setup: Setup, rate: float) -> None:
-    assert spec.train is not None
-    setup.optimizer_options["weight_decay"] = spec.train.weight_decay
-    setup.optimizer_options["lr"] = rate
-    if not is_recorded(setup):
-        return
-    # A graph keeps the numbers it was recorded with; a tensor it reads anew at every replay.
-    setup.optimizer_options["lr"] = torch.tensor(rate, device=setup.device.torch_device)
-    if spec.workload.optimizer == "sgd" and not setup.optimizer_options.get("fused"):
-        setup.optimizer_options["fused"] = True
-        setup.notes["graphs"] = "SGD runs fused: only so does it read its learning rate on the device"
-
-
-def is_recorded(setup: Setup) -> bool:
-    """True if the whole step, optimizer included, is replayed from a graph."""
-    return setup.step_class is not None and issubclass(setup.step_class, GraphedTraining)
-
-
-def info_of(spec: RunSpec, data: Data, supply: Supply, setup: Setup, steps: int, rate: float) -> DataInfo:
-    assert spec.train is not None
-    counts = [len(part) if isinstance(part, Samples) else 0 for part in (data.train, data.validation)]
-    left = counts[0] % supply.batch
-    fate: LastBatchFate = "run eagerly" if needs_whole_batches(setup) else "run"
-    if not left:
-        fate = "none"
-    elif steps * supply.batch <= counts[0]:
-        fate = "dropped"
-    image = supply.first.args[0] if supply.first.args else next(iter(supply.first.kwargs.values()), None)
-    return DataInfo(
-        name=data.name,
-        train_samples=counts[0],
-        val_samples=counts[1],
-        classes=data.classes,
-        shape=tuple(image.shape[1:]) if isinstance(image, Tensor) else (),
-        fingerprint=data.fingerprint,
-        stem=spec.workload.stem,
-        steps_per_epoch=steps,
-        last_batch=left,
-        last_batch_fate=fate,
-        learning_rate=rate,
-        workers=data.workers if isinstance(data, LoaderData) else spec.train.data.workers,
-        augment=spec.train.data.augment,
-        random_labels=isinstance(data, ImageData) and data.random_labels,
-    )

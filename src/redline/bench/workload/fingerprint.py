@@ -43,7 +43,9 @@ def forward_code(model: nn.Module) -> str:
     A live module may have been defined in a notebook: there is no file to hash, and its source text is gone in the
     worker, but the code itself came along.
     """
-    kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
+    kinds = {
+        type(module) for module in model.modules() if not type(module).__module__.startswith(("torch.", "redline."))
+    }
     codes = [code_of(kind.forward) for kind in sorted(kinds, key=lambda kind: kind.__qualname__)]
     return short_hash("\n".join(codes))
 

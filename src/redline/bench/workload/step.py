@@ -399,21 +399,6 @@ class TrainingStep:
         """Returns what the optimizer keeps of each parameter."""
         yield from self._optimizer.state.items()
 
-    def state(self) -> dict[str, Any]:
-        """Returns what the next step depends on, apart from the model."""
-        return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
-
-    @property
-    def order(self) -> str:
-        """Says that its optimizer's state is in another order than the model's own."""
-        own = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        listed = [parameter for parameter in self._setup.workload.model.parameters() if parameter.requires_grad]
-        return "" if list(map(id, own)) == list(map(id, listed)) else ", parameters in another order"
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._scaler.load_state_dict(state["scaler"])
-
 
 def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
     """Returns the step of the setup's task: the plain one, or the one that a switch brings."""

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
+from torch.utils._pytree import tree_leaves
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
@@ -245,36 +246,27 @@ def reached_modules(*values: Any) -> dict[str, nn.Module]:
     seen: set[int] = set()
 
     def visit(name: str, value: Any, depth: int) -> None:
-        if id(value) in seen or depth < 0:
-            return
-        seen.add(id(value))
-        if not isinstance(value, nn.Module):
-            for key, part in _held_by(value):
-                visit(key or name, part, depth - 1)
-        elif not any(value is part for other in found.values() for part in other.modules()):
-            key = name.replace(".", "_") or "module"
-            found[key if key not in found else f"{key}_{len(found)}"] = value
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, nn.Module):
+                if not any(leaf is part for other in found.values() for part in other.modules()):
+                    found[name if name and name not in found else f"module_{len(found)}"] = leaf
+            elif depth and id(leaf) not in seen:
+                seen.add(id(leaf))
+                for key, part in _held_by(leaf).items():
+                    visit(key or name, part, depth - 1)
 
-    for value in values:
-        visit("", value, 5)
+    visit("", values, 5)
     return found
 
 
-def _held_by(value: Any) -> list[tuple[str, Any]]:
-    """Returns what a function, a container or an object holds, with the names it has there."""
+def _held_by(value: Any) -> dict[str, Any]:
+    """Returns what a function or an object holds, with the names it has there."""
+    if isinstance(value, type | Tensor) or inspect.ismodule(value):
+        return {}
     if isinstance(value, functools.partial):
-        return [("", value.func), ("", value.args), ("", value.keywords)]
-    if inspect.ismethod(value):
-        return [("", value.__self__), ("", value.__func__)]
-    if inspect.isfunction(value):
-        try:
-            used = inspect.getclosurevars(value)
-        except ValueError:  # it closes over a name that has no value yet
-            return []
-        return [*used.nonlocals.items(), *used.globals.items(), ("", value.__defaults__)]
-    if isinstance(value, Mapping):
-        return [(str(key), part) for key, part in value.items()]
-    if isinstance(value, list | tuple):
-        return [("", part) for part in value]
-    is_plain = not isinstance(value, Tensor | torch.optim.Optimizer | type) and not inspect.ismodule(value)
-    return list(vars(value).items()) if is_plain and hasattr(value, "__dict__") else []
+        return {"": (value.func, value.args, value.keywords)}
+    try:
+        used = inspect.getclosurevars(value)
+    except (TypeError, ValueError):  # it is no function, or closes over a name that has no value yet
+        return dict(getattr(value, "__dict__", {}))
+    return {**used.nonlocals, **used.globals, "": getattr(value, "__self__", None)}
