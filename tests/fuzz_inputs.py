@@ -176,13 +176,19 @@ device = "cpu"
 door = "fork"
 """
 BENCH = """
+effort = "quick"
 [[run]]
+name = "small"
 model = "simple_cnn"
 batch = 4
 recipe = "baseline"
 threshold = 0.03
+fail_on = ["memory"]
+memory_threshold = 0.05
 [run.measure]
-effort = "quick"
+block_seconds = 0.05
+[environment]
+setup = "true"
 """
 TOML_VALUES = (
     "0", "-1", "1.5", "nan", "-inf", "1e308", "9" * 400, "9" * 5000, "9223372036854775808", "0xffffffffffffffffffff", "true", '""', '"x"', "[]", "{}",
@@ -193,7 +199,7 @@ TOML_VALUES = (
 TOML_KEYS = (
     "model", "batch", "recipe", "task", "device", "effort", "threads", "ranks", "seed", "items", "image_size", "sequence_length", "name", "title",
     "launch", "measure", "threshold", "metric", "checks", "check", "data", "epochs", "prompt", "new_tokens", "replicates", "file", "sweep", "study", "run", "artifact",
-    "inputs", "max_memory", "nosuch", '""', '"a.b"', "a" + ".a" * 3000, '"\\u0000"', "__class__", "optimizer", "classes", "price", "budget", "train", "load", "rate",
+    "inputs", "max_memory", "nosuch", "fail_on", "memory_threshold", "environment", "setup", "python", '""', '"a.b"', "a" + ".a" * 3000, '"\\u0000"', "__class__", "optimizer", "classes", "price", "budget", "train", "load", "rate",
 )  # fmt: skip
 
 

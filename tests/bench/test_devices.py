@@ -25,7 +25,7 @@ from redline.model.errors import UsageError
 from redline.model.fields import MOST_RANKS
 from redline.model.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.system.telemetry import nvml
-from redline.system.telemetry.amd import AmdCard, open_amd_card
+from redline.system.telemetry.amd import AmdCard, open_amd_cards
 from redline.system.telemetry.card import Card
 from redline.system.telemetry.nvml import NvmlCard
 
@@ -313,8 +313,6 @@ def test_a_card_that_cannot_be_reached_is_no_card(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse))
     assert nvml.open_card("GPU-b2c1f1a6") is None
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.open_card("GPU-b2c1f1a6") is None
     found = h200(nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda uuid: uuid)
     monkeypatch.setitem(sys.modules, "pynvml", found)
     assert isinstance(nvml.open_card("GPU-b2c1f1a6"), NvmlCard)
@@ -374,11 +372,11 @@ def test_an_amd_card_is_found_by_its_place_on_the_bus(monkeypatch: pytest.Monkey
     library.amdsmi_get_processor_handles = lambda: list(places)
     library.amdsmi_get_gpu_device_bdf = places.__getitem__
     monkeypatch.setitem(sys.modules, "amdsmi", library)
-    card = open_amd_card("0000:c5:00.0")
-    assert card._handle == "second"
-    assert open_amd_card("0000:07:00.0") is None
+    assert [card._handle for card in open_amd_cards("0000:c5:00.0")] == ["second"]
+    assert len(open_amd_cards()) == 2
+    assert open_amd_cards("0000:07:00.0") == []
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert open_amd_card("0000:05:00.0") is None
+    assert open_amd_cards("0000:05:00.0") == []
 
 
 @pytest.fixture

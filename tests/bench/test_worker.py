@@ -71,9 +71,11 @@ def test_a_helper_that_was_forked_and_ends_by_itself_is_nobodys_business(
 def test_a_rank_loads_its_bench_before_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading takes many seconds on a busy machine, and whoever calls without a word is taken for a stranger."""
     monkeypatch.setitem(sys.modules, "redline.bench.session", None)
-    monkeypatch.setattr(worker, "_connected", lambda *_: pytest.fail("it called first"))
+    monkeypatch.setattr(worker, "_called", lambda *_: pytest.fail("it called first"))
+    monkeypatch.setattr(worker, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(worker, "volunteer_for_oom", lambda: None)
     with pytest.raises(ImportError, match=r"redline\.bench\.session"):
-        worker.call_as_rank("unix", "/nowhere", 0.0, 0.0)
+        worker.main(["ranks:tcp:127.0.0.1:1"])
 
 
 @pytest.mark.parametrize("isolated", [True, False])

@@ -89,15 +89,38 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-def test_nothing_slower_is_0(redline: Redline, project: Path) -> None:
-    result = redline("gate bench.toml --baseline main --json")
+@pytest.mark.parametrize(
+    ("slowdown", "broken", "words", "code", "verdicts"),
+    [
+        (1.0, "", "", 0, ["same", "same"]),
+        (1.03, "", "", 0, ["same", "same"]),  # below a threshold of its own
+        (1.03, "", "--threshold 0.03", 1, ["same", "slower"]),
+        (1.0, "", "--benchmark other", 0, ["same"]),
+        (1.0, "candidate", "", 1, ["failed", "failed"]),
+        (1.0, "baseline", "", 3, ["incomparable", "incomparable"]),
+        (1.0, "baseline", "--undecided ok", 0, ["incomparable", "incomparable"]),
+    ],
+)
+def test_the_exit_code_and_the_verdicts_say_what_happened(
+    redline: Redline,
+    project: Path,
+    world: World,
+    slowdown: float,
+    broken: str,
+    words: str,
+    code: int,
+    verdicts: list[str],
+) -> None:
+    world.slowdown["n"], world.broken = slowdown, {broken}
+    result = redline(f"gate bench.toml --baseline main --json {words}")
     rows = rows_of(result)
-    assert (result.exit_code, document(result)["verb"], document(result)["about"]["failed"]) == (0, "gate", False)
-    assert [(row["benchmark"], row["verdict"], row["threshold"]["value"], row["basis"]) for row in rows] == [
-        ("fast", "same", 0.03, "interleaved"),
-        ("other", "same", 0.1, "interleaved"),
-    ]
-    assert all(row["change"]["low"] <= row["change"]["value"] <= row["change"]["high"] for row in rows)
+    assert (result.exit_code, [row["verdict"] for row in rows]) == (code, verdicts)
+    assert document(result)["about"]["failed"] is (code == 1)
+    if broken == "baseline":
+        assert [reason["code"] for reason in rows[0]["notes"]] == ["not-runnable", "no-baseline"]
+    elif not broken:
+        assert all(row["change"]["low"] <= row["change"]["value"] <= row["change"]["high"] for row in rows)
+        assert {row["basis"] for row in rows} == {"interleaved"}
     trees = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(trees.splitlines()) == 1, "what was checked out is gone again"
 
@@ -115,66 +138,29 @@ def test_something_slower_is_1_and_told_everywhere(redline: Redline, project: Pa
     assert [case.find("failure") is not None for case in suite.iter("testcase")] == [True, False]
 
 
-def test_thresholds_are_each_benchmarks_own(redline: Redline, project: Path, world: World) -> None:
-    world.slowdown["n"] = 1.03
-    assert redline("gate bench.toml --baseline main").exit_code == 0
-    assert redline("gate bench.toml --baseline main --threshold 0.03").exit_code == 1
-
-
-def test_a_candidate_that_breaks_fails_the_gate(redline: Redline, project: Path, world: World) -> None:
-    world.broken = {"candidate"}
-    result = redline("gate bench.toml --baseline main --json")
-    assert result.exit_code == 1
-    assert {row["verdict"] for row in rows_of(result)} == {"failed"}
-
-
-def test_a_baseline_that_breaks_is_incomparable_unless_it_is_stored(
-    redline: Redline, project: Path, world: World
-) -> None:
-    world.broken = {"baseline"}
-    result = redline("gate bench.toml --baseline main --json")
-    assert result.exit_code == 3
-    codes = [reason["code"] for reason in rows_of(result)[0]["notes"]]
-    assert codes == ["not-runnable", "no-baseline"]
-    assert redline("gate bench.toml --baseline main --undecided ok").exit_code == 0
-
-
 @pytest.mark.parametrize(
-    ("unknown", "code", "verdict"), [({"candidate"}, 1, "failed"), ({"baseline"}, 3, "incomparable")]
+    ("unknown", "code", "verdict"),
+    [({"candidate"}, 1, "failed"), ({"baseline"}, 3, "incomparable"), ({"candidate", "baseline"}, 2, "")],
 )
 def test_a_benchmark_that_one_side_does_not_have(
     redline: Redline, project: Path, monkeypatch: pytest.MonkeyPatch, unknown: set[str], code: int, verdict: str
 ) -> None:
-    know_models(monkeypatch, unknown)
-    result = redline("gate bench.toml --baseline main --json")
-    assert result.exit_code == code
-    rows = rows_of(result)
-    assert [row["verdict"] for row in rows] == [verdict, "same"]
-    assert "no function" in str(rows[0]["notes"])
-
-
-def test_a_benchmark_that_neither_side_has_is_a_mistake(
-    redline: Redline, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    know_models(monkeypatch, {"candidate", "baseline"})
-    result = redline("gate bench.toml --baseline main")
-    assert (result.exit_code, "no function" in result.stderr) == (2, True)
-
-
-def know_models(monkeypatch: pytest.MonkeyPatch, unknown: set[str]) -> None:
-    """One of the two models is not there on some sides."""
     check = bench._check
 
     def answer(spec: RunSpec, truth: Landscape) -> Checked:
-        side = "baseline" if spec.launch.folder else "candidate"
-        found = check(spec, truth)
-        return replace_usage(found) if spec.workload.model == "m" and side in unknown else found
+        found, side = check(spec, truth), "baseline" if spec.launch.folder else "candidate"
+        is_lost = spec.workload.model == "m" and side in unknown
+        return msgspec.structs.replace(found, usage="model.py has no function 'm'") if is_lost else found
 
     monkeypatch.setattr(bench, "_check", answer)
-
-
-def replace_usage(found: Checked) -> Checked:
-    return msgspec.structs.replace(found, usage="model.py has no function 'm'")
+    result = redline("gate bench.toml --baseline main --json")
+    assert result.exit_code == code
+    if code == 2:  # what neither side has is a mistake in what was asked
+        refused(result, "no function")
+        return
+    rows = rows_of(result)
+    assert [row["verdict"] for row in rows] == [verdict, "same"]
+    assert "no function" in str(rows[0]["notes"])
 
 
 def test_a_clone_of_ci_finds_the_branches_of_its_origin(

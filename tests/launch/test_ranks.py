@@ -18,8 +18,7 @@ from alive import is_alive
 from redline.analyze.ranks import late_rank
 from redline.launch import open_door
 from redline.launch.ranks import hanging, merged_block
-from redline.launch.torchrun import TOKEN, listen_at
-from redline.launch.workers import reserved_port
+from redline.launch.workers import TOKEN, listen_at, reserved_port
 from redline.model.errors import UsageError
 from redline.model.protocol import (
     AllReduce,
@@ -138,27 +137,23 @@ def test_a_late_rank_is_named_with_its_phase_although_the_others_wait(
         assert found.seconds == pytest.approx(LATE_S, rel=0.5)
 
 
-def test_a_killed_rank_is_named(sign: Path) -> None:
-    failure = first_failure(spec_of("killed"), sign)
-    assert (failure.kind, failure.rank) == ("crash", 1)
+@pytest.mark.parametrize(
+    ("factory", "kind", "words", "where"),
+    [
+        ("killed", "crash", "SIGKILL", ""),
+        ("raising", "user", "ValueError: rank 1 does not like this step", "ranks.py"),
+        pytest.param("sleeping", "timeout", "did not go on", "ranks.py", marks=pytest.mark.long),
+        pytest.param("alone", "timeout", "did not go on", "ranks.py", marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_ends_or_hangs_is_named_with_its_line(
+    factory: str, kind: str, words: str, where: str, sign: Path
+) -> None:
+    failure = first_failure(spec_of(factory, measure_timeout_s=5.0 if kind == "timeout" else 300.0), sign)
+    assert (failure.kind, failure.rank) == (kind, 1), failure
     assert "rank 1 of 2" in failure.message
-    assert "SIGKILL" in failure.message
-
-
-def test_a_raising_rank_is_named_with_its_line(sign: Path) -> None:
-    failure = first_failure(spec_of("raising"), sign)
-    assert (failure.kind, failure.rank) == ("user", 1)
-    assert "rank 1 of 2: ValueError: rank 1 does not like this step" in failure.message
-    assert "ranks.py" in failure.where
-
-
-@pytest.mark.parametrize("factory", ["sleeping", "alone"])
-@pytest.mark.long
-def test_a_hanging_rank_is_named_within_the_timeout(factory: str, sign: Path) -> None:
-    failure = first_failure(spec_of(factory, measure_timeout_s=5.0), sign)
-    assert (failure.kind, failure.rank) == ("timeout", 1), failure
-    assert "rank 1 of 2 did not go on" in failure.message
-    assert "ranks.py" in failure.where
+    assert words in failure.message
+    assert where in failure.where
 
 
 def test_a_port_in_use_is_a_failed_row_that_names_the_rank() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from alive import is_alive, wait_until
 
 from redline.launch.connection import log_tail, worker_log
 from redline.launch.supervisor import Supervisor
-from redline.launch.workers import LINE
 from redline.model.spec import LaunchSpec
 
 LAUNCH = LaunchSpec()
@@ -64,17 +62,6 @@ def test_nothing_that_a_command_started_stays(supervisor: Supervisor, tmp_path: 
         process.wait(60.0)
         assert not any(map(is_alive, started))
         assert all(map(is_alive, others))
-
-
-def test_the_line_reaches_the_command_and_nobody_else_holds_it(supervisor: Supervisor) -> None:
-    ours, theirs = socket.socketpair()
-    with worker_log() as log, theirs:
-        supervisor.start(
-            LAUNCH, log, line=theirs, command=[sys.executable, "-c", f"import os; os.write({LINE}, b'hello')"]
-        )
-    assert ours.recv(100) == b"hello"
-    assert ours.recv(100) == b""
-    ours.close()
 
 
 def test_a_killed_supervisor_takes_its_commands_along(supervisor: Supervisor) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from redline.bench.watch.spool import CHUNK, DATA, KINDS, ROW, Spool
-from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     START,
     SpoolReader,
@@ -25,6 +24,7 @@ from redline.launch.watch import (
 )
 from redline.model.errors import UsageError
 from redline.system.telemetry.card import Card
+from redline.system.telemetry.meters import Meters
 
 SHELL = ["/bin/sh", "-c"]
 
@@ -175,7 +175,7 @@ def test_only_the_cards_in_use_are_metered() -> None:
 
 
 def test_a_programs_gpu_is_looked_at_while_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.launch.meters.LOOK_S", 0.001)
+    monkeypatch.setattr("redline.system.telemetry.meters.LOOK_S", 0.001)
     looked = threading.Semaphore(0)
 
     class Card(FakeCard):
@@ -184,20 +184,19 @@ def test_a_programs_gpu_is_looked_at_while_it_computes(monkeypatch: pytest.Monke
             return {"utilisation": 0.5}
 
     meters = Meters([Card()])
-    beside = BesideProgram(meters)
-    beside.start()
+    meters.begin()
     assert all(looked.acquire(timeout=30) for _ in range(3))
-    beside.stop()
+    meters.end()
     assert len(meters.telemetry({"abc"})) >= 3
     assert not meters.resident  # looking for processes is left out
 
 
 def test_without_a_gpu_no_thread_is_started() -> None:
     before = set(threading.enumerate())  # those of an earlier test may end meanwhile
-    beside = BesideProgram(Meters([]))
-    beside.start()
+    meters = Meters([])
+    meters.begin()
     assert set(threading.enumerate()) <= before
-    beside.stop()
+    meters.end()
 
 
 def test_somebody_else_on_the_card_is_told() -> None:

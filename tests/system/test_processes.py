@@ -40,44 +40,37 @@ def in_child(deed: Callable[[], object]) -> int:
     return child
 
 
-class TestIdentity:
-    def test_this_process_is_there(self) -> None:
-        assert this_process() == this_process()
-        assert not is_gone(this_process())
+def test_a_process_is_told_from_its_children_and_from_others_of_its_number() -> None:
+    read, write = os.pipe()
+    child = in_child(lambda: (os.write(write, this_process().encode()), time.sleep(600)))
+    name = os.read(read, 1000).decode()
+    assert this_process() == this_process() != name
+    assert not is_gone(this_process())
+    assert not is_gone(name)
+    os.kill(child, signal.SIGKILL)
+    assert wait_until(lambda: is_gone(name)), "a zombie has ended, too"
+    os.waitpid(child, 0)
+    assert is_gone(name)
+    machine, pid, started = this_process().rsplit(" ", 2)
+    earlier = f"{float(started) - 1:.2f}"
+    assert is_gone(f"{machine} {pid} {earlier}"), "the number was given again"
+    assert not is_gone(f"elsewhere/1/pid {pid} {earlier}"), "of another machine nothing is known"
 
-    def test_a_child_is_another_until_it_has_ended(self) -> None:
-        read, write = os.pipe()
-        child = in_child(lambda: (os.write(write, this_process().encode()), time.sleep(600)))
-        name = os.read(read, 1000).decode()
-        assert name != this_process()
-        assert not is_gone(name)
-        os.kill(child, signal.SIGKILL)
-        assert wait_until(lambda: is_gone(name)), "a zombie has ended, too"
-        os.waitpid(child, 0)
-        assert is_gone(name)
 
-    def test_a_number_that_was_given_again_is_another_process(self) -> None:
-        machine, pid, started = this_process().rsplit(" ", 2)
-        assert is_gone(f"{machine} {pid} {float(started) - 1:.2f}")
+@pytest.mark.parametrize("what", ["clock", "hidden"])
+def test_neither_a_set_clock_nor_a_hidden_process_is_taken_for_an_end(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def hidden(pid: int | None = None) -> psutil.Process:
+        raise psutil.AccessDenied(pid)
 
-    def test_setting_the_clock_makes_no_other_process_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        name, booted, started = this_process(), psutil.boot_time(), psutil.Process().create_time()
+    name, booted, started = this_process(), psutil.boot_time(), psutil.Process().create_time()
+    if what == "hidden":
+        monkeypatch.setattr(psutil, "Process", hidden)
+    else:
         monkeypatch.setattr(psutil, "boot_time", lambda: booted + 3600)
         monkeypatch.setattr(psutil.Process, "create_time", lambda self: started + 3600)
-        assert this_process() == name
-
-    def test_of_another_machine_nothing_is_known(self) -> None:
-        _, pid, started = this_process().rsplit(" ", 2)
-        assert not is_gone(f"elsewhere/1/pid {pid} {float(started) - 1:.2f}")
-        assert not is_gone(f"elsewhere/1/pid 999999999 {started}")
-
-    def test_one_that_may_not_be_looked_at_is_not_called_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def hidden(pid: int | None = None) -> psutil.Process:
-            raise psutil.AccessDenied(pid)
-
-        name = this_process()
-        monkeypatch.setattr(psutil, "Process", hidden)
-        assert not is_gone(name)
+    assert not is_gone(name)
 
 
 class TestDyingWithTheParent:

@@ -108,7 +108,7 @@ def hides(name: str, value: str) -> dict[str, Any]:
         ("GPU", replace(CUDA, unavailable="The NVIDIA driver on your system is too old"), NVIDIA, {}, False, "older CUDA"),
         ("GPU", replace(CUDA, unavailable="Error 803: unsupported display driver"), NVIDIA, {}, False, "reboot"),
         ("GPU", replace(CUDA, unavailable="Error 802: system not yet initialized"), NVIDIA, {}, False, "fabricmanager"),
-        ("cuda:0", replace(CUDA, **GPU), NVIDIA, {}, True, "NVIDIA H200, 9.0, 140 GiB"),
+        ("cuda:0", replace(CUDA, **GPU), NVIDIA, {}, True, "NVIDIA H200, 9.0"),
         ("cuda:0", replace(CUDA, **{**GPU, "arch_list": ("sm_70",)}), NVIDIA, {}, False, "sm_70"),
         ("cuDNN", replace(CUDA, **GPU, dnn="9.1.0"), {}, {}, True, "9.1.0"),
         ("cuDNN", replace(CUDA, **GPU), {}, {}, False, "cuDNN off LD_LIBRARY_PATH"),
@@ -182,7 +182,6 @@ def items_of(machine: Machine, health: Health | None = None, **changes: Any) -> 
         "python": (3, 12, 1),
         "nvml": lambda: Driver(version="570.124.06", cuda="12.8"),
         "installed": lambda package: None,
-        "free_bytes": lambda folder: 50 * 2**30,
     }
     items = examine(health or Health(items=()), Desk(machine, **{**faked, **changes}))
     assert len({item.name for item in items}) == len(items)
@@ -193,7 +192,6 @@ def store(url: str) -> dict[str, Any]:
     return {"environ": {"REDLINE_STORE": url}}
 
 
-GOVERNOR = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor"
 NCU: dict[str, Any] = {"tools": ("ncu",)}
 ADMIN_ONLY = {**NVIDIA, "proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}
 
@@ -210,8 +208,6 @@ ADMIN_ONLY = {**NVIDIA, "proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"
         ("GPU permissions", NVIDIA, {}, {}, True, ""),
         ("GPU permissions", NVIDIA, closed("nvidiactl"), {}, False, "/dev/nvidiactl usermod"),
         ("GPU permissions", AMD, closed("kfd", "renderD128"), {}, False, "/dev/dri/renderD128, /dev/kfd usermod --device"),
-        ("CPU governor", {GOVERNOR.format(0): "performance\n"}, {}, {}, True, ""),
-        ("CPU governor", {GOVERNOR.format(0): "performance", GOVERNOR.format(1): "powersave"}, {}, {}, None, "-g performance"),
         ("ncu", NVIDIA, NCU, {}, True, "2024.3.2.0, /usr/bin/ncu"),
         ("ncu", {}, NCU, {}, True, "2024.3.2.0, /usr/bin/ncu"),  # shown where it is there, also without a GPU
         ("ncu", NVIDIA, {**NCU, "output_of": lambda command: (False, "")}, {}, False, "/usr/bin/ncu --version"),
@@ -228,13 +224,10 @@ ADMIN_ONLY = {**NVIDIA, "proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"
         ("amdsmi", AMD, {}, {}, None, "pip install 'torch-redline[amd]'"),
         ("timm", NVIDIA, {}, {"installed": lambda package: "1.2.3"}, True, "1.2.3"),
         ("history", {}, {}, {}, True, "history.sqlite"),
-        ("history", {}, {"access": lambda path, mode: False}, {}, False, "REDLINE_STORE"),
         ("history", {}, store("mysql://db/redline"), {}, False, "REDLINE_STORE"),
         ("history", {}, store("postgresql://ada:s3cret@db/x"), {}, True, "ada:***@db/x"),
-        ("history", {}, store(__file__), {}, False, "is not a database"),
-        ("history", {}, store("/"), {}, False, "is not a database"),
-        ("disk", {}, {}, {}, True, "50 GiB"),
-        ("disk", {}, {}, {"free_bytes": lambda folder: 100 * 2**20}, False, "100 MiB"),
+        ("history", {}, store("/proc/nowhere/history.sqlite"), {}, False, "REDLINE_STORE"),
+        ("history", {}, store("/"), {}, False, "REDLINE_STORE"),
     ],
 )  # fmt: skip
 def test_a_fact_of_the_desk(
@@ -246,17 +239,23 @@ def test_a_fact_of_the_desk(
 @pytest.mark.parametrize(
     ("files", "changes", "absent"),
     [
-        ({}, {}, {"CPU governor", "nsys", "rocprof", "amdsmi", "GPU permissions"}),
+        ({}, {}, {"nsys", "rocprof", "amdsmi", "GPU permissions"}),
         (NVIDIA, NCU, {"rocprof", "amdsmi", "ROCm"}),
         (AMD, {}, {"nsys", "ncu", "NVIDIA driver"}),
         ({}, NCU, {"ncu permissions"}),
-        ({}, store("postgresql://db/x"), {"disk"}),
     ],
 )
 def test_what_does_not_apply_is_not_listed(
     machine: MakeMachine, files: dict[str, str], changes: dict[str, Any], absent: set[str]
 ) -> None:
     assert not items_of(machine(files, **changes)).keys() & absent
+
+
+def test_a_letter_is_no_history_and_stays_as_it_is(machine: MakeMachine, tmp_path: Path) -> None:
+    letter = tmp_path / "letter"
+    letter.write_text("Dear Ada,")
+    assert items_of(machine(**store(str(letter))))["history"].ok is False
+    assert letter.read_text() == "Dear Ada,"
 
 
 def test_what_the_bench_said_is_passed_on_and_its_silence_is_a_problem(machine: MakeMachine) -> None:

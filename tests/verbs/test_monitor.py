@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import socket
-import subprocess
 import sys
 import urllib.request
 from types import SimpleNamespace
@@ -15,10 +13,10 @@ import pytest
 
 from redline.model.errors import UsageError
 from redline.system.telemetry import amd, package_energy_j
-from redline.system.telemetry.amd import AmdCard, RocmSmiCard, rocm_smi
+from redline.system.telemetry.amd import AmdCard
 from redline.system.telemetry.card import EnergyMeter
 from redline.system.telemetry.nvml import NvmlCard
-from redline.verbs.monitor import Look, Machine, log_looks, monitor, serve_metrics, total_row
+from redline.verbs.monitor import Machine, log_looks, monitor, serve_metrics, total_row
 
 
 class NvmlError(Exception):
@@ -30,7 +28,6 @@ class FakeNvml:
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-    NVML_PCIE_UTIL_RX_BYTES, NVML_PCIE_UTIL_TX_BYTES = 1, 0
 
     def __init__(self, **answers: Any) -> None:
         self._answers = answers
@@ -60,7 +57,6 @@ def h200() -> FakeNvml:
         nvmlDeviceGetName="NVIDIA H200",
         nvmlDeviceGetCurrentClocksEventReasons=0x04,
         nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=4711, usedGpuMemory=None)],
-        nvmlDeviceGetPcieThroughput=2000,
     )
 
     def energy() -> int:
@@ -71,113 +67,52 @@ def h200() -> FakeNvml:
     return fake
 
 
-def looks_at(*cards: Any, times: int = 3) -> list[Look]:
-    machine = Machine(cards=cards)
-    return [look for _ in range(times) for look in machine.look() if look["device"] != "cpu"]
+UNKNOWN = ("utilisation", "power_w", "temperature_c", "energy_j", "throttle", "processes")
+N_A = dict.fromkeys(
+    ("PowerUsage", "Temperature", "UtilizationRates", "CurrentClocksEventReasons", "TotalEnergyConsumption"), "N/A"
+)
+MIG = {"MemoryInfo": SimpleNamespace(used=10**9, total=10**10), "Name": b"MIG 1g.10gb"}
 
 
-def test_a_card_that_tells_all() -> None:
-    look = looks_at(NvmlCard(h200(), object()))[-1]
-    assert (look["utilisation"], look["power_w"], look["clock_hz"], look["throttle"]) == (
-        0.8,
-        350.0,
-        1.98e9,
-        ("sw_power_cap",),
-    )
-    assert (look["pcie_sent_per_s"], look["processes"], look["energy_j"]) == (2e6, {4711: None}, 200.0)
-
-
-def test_a_card_that_vanishes_is_unknown_from_then_on() -> None:
+def test_a_card_that_tells_all_until_it_vanishes() -> None:
     fake = h200()
     machine = Machine(cards=[NvmlCard(fake, object())])
-    before = machine.look()[1]
+    looks = [machine.look()[1] for _ in range(3)]
     fake.is_lost = True
     after = machine.look()[1]
-    assert before["utilisation"] == 0.8
-    assert (
-        after["utilisation"],
-        after["memory_used_bytes"],
-        after["power_w"],
-        after["throttle"],
-        after["processes"],
-    ) == (None,) * 5
-    total = total_row([before, after])
-    assert (total["mean_utilisation"].value, total["mean_power_w"].value) == (0.8, 350.0)
+    known = looks[-1]
+    assert [known[name] for name in ("utilisation", "power_w", "clock_hz", "energy_j")] == [0.8, 350.0, 1.98e9, 200.0]
+    assert (known["throttle"], known["processes"]) == (("sw_power_cap",), {4711: None})
+    assert {after[name] for name in UNKNOWN if name != "energy_j"} == {None}
+    total = total_row([*looks, after])
+    assert (total["mean_utilisation"].value, total["mean_power_w"].value) == pytest.approx((0.8, 350.0))
 
 
-def test_a_mig_slice_tells_little_and_nothing_is_made_up() -> None:
-    """Utilisation, power and processes are not supported there; memory is."""
-    fake = FakeNvml(nvmlDeviceGetMemoryInfo=SimpleNamespace(used=10**9, total=10**10), nvmlDeviceGetName=b"MIG 1g.10gb")
-    look = looks_at(NvmlCard(fake, object()))[-1]
-    assert (look["name"], look["memory_used_bytes"]) == ("MIG 1g.10gb", 10**9)
-    assert (look["utilisation"], look["power_w"], look["energy_j"], look["throttle"], look["processes"]) == (None,) * 5
+@pytest.mark.parametrize("answers", [MIG, N_A])
+def test_what_a_card_does_not_tell_is_not_made_up(answers: dict[str, Any]) -> None:
+    """A MIG slice knows its memory alone, and some drivers write "N/A"."""
+    fake = FakeNvml(**{f"nvmlDeviceGet{name}": value for name, value in answers.items()})
+    look = Machine(cards=[NvmlCard(fake, object())]).look()[1]
+    assert {look[name] for name in UNKNOWN} == {None}
+    assert (look["name"], look["memory_used_bytes"]) == (("MIG 1g.10gb", 10**9) if answers is MIG else ("GPU", None))
     total = total_row([look])
-    assert (
-        total["mean_utilisation"].value,
-        total["saturated_share"].value,
-        total["energy_j"].value,
-        total["throttled_s"].value,
-    ) == (None,) * 4
-
-
-def test_figures_that_are_texts_are_unknown() -> None:
-    fake = FakeNvml(
-        nvmlDeviceGetPowerUsage="N/A", nvmlDeviceGetTemperature="N/A", nvmlDeviceGetUtilizationRates="N/A",
-        nvmlDeviceGetCurrentClocksEventReasons="N/A",
-    )  # fmt: skip
-    look = looks_at(NvmlCard(fake, object()))[-1]
-    assert (look["power_w"], look["temperature_c"], look["utilisation"], look["throttle"]) == (None,) * 4
+    totals = ("mean_utilisation", "saturated_share", "energy_j", "throttled_s")
+    assert {total[name].value for name in totals} == {None}
 
 
 def test_an_amd_card_by_recorded_answers() -> None:
-    """Of an MI250X's second die, which has no power sensor of its own."""
-
-    class Smi:
-        AmdSmiException = NvmlError
-
-        def amdsmi_get_gpu_activity(self, _: Any) -> dict[str, Any]:
-            return {"gfx_activity": 97, "umc_activity": 40, "mm_activity": "N/A"}
-
-        def amdsmi_get_power_info(self, _: Any) -> dict[str, Any]:
-            return {"current_socket_power": "N/A", "average_socket_power": 0xFFFF}
-
-        def amdsmi_get_gpu_vram_usage(self, _: Any) -> dict[str, Any]:
-            return {"vram_total": 65520, "vram_used": 1024}
-
-        def amdsmi_get_gpu_metrics_info(self, _: Any) -> dict[str, Any]:
-            return {"current_gfxclk": 1700, "current_uclk": "N/A", "temperature_hotspot": 65535}
-
-        def amdsmi_get_energy_count(self, _: Any) -> dict[str, Any]:
-            raise NvmlError
-
-    look = looks_at(AmdCard(Smi(), object()))[-1]
+    """Of an MI250X's second die, which has no power sensor of its own and does not count energy."""
+    answers = {
+        "gpu_activity": {"gfx_activity": 97, "umc_activity": 40, "mm_activity": "N/A"},
+        "power_info": {"current_socket_power": "N/A", "average_socket_power": 0xFFFF},
+        "gpu_vram_usage": {"vram_total": 65520, "vram_used": 1024},
+        "gpu_metrics_info": {"current_gfxclk": 1700, "current_uclk": "N/A", "temperature_hotspot": 65535},
+    }
+    functions = {f"amdsmi_get_{name}": lambda _, said=said: said for name, said in answers.items()}
+    smi = SimpleNamespace(AmdSmiException=NvmlError, **functions)
+    look = Machine(cards=[AmdCard(smi, object())]).look()[1]
     assert (look["utilisation"], look["memory_used_bytes"], look["clock_hz"]) == (0.97, 2**30, 1.7e9)
-    assert (look["power_w"], look["temperature_c"], look["energy_j"], look["processes"]) == (None,) * 4
-
-
-ROCM_SMI = """{"card0": {"GPU use (%)": "97", "Current Socket Graphics Package Power (W)": "301.0",
-"Temperature (Sensor junction) (C)": "61.0", "sclk clock speed:": "(1700Mhz)", "sclk clock level:": "1",
-"VRAM Total Memory (B)": "68702699520", "VRAM Total Used Memory (B)": "1073741824"},
-"card1": {"GPU use (%)": "N/A", "Temperature (Sensor edge) (C)": "35.0", "sclk clock speed:": "(N/A)"}, "system": {"Driver version": "6.2"}}"""
-
-
-def test_cards_by_recorded_output_of_rocm_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [b"WARNING: AMD GPU device(s) is/are in a low-power state.\n" + ROCM_SMI.encode()]
-    monkeypatch.setattr(amd.shutil, "which", lambda name: f"/opt/rocm/bin/{name}")
-    monkeypatch.setattr(amd.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said[0]))
-    machine = Machine(cards=[RocmSmiCard(name) for name in rocm_smi()])
-    _, first, second = machine.look()
-    assert (first["utilisation"], first["power_w"], first["temperature_c"], first["clock_hz"]) == (
-        0.97,
-        301.0,
-        61.0,
-        1.7e9,
-    )
-    assert (first["memory_used_bytes"], first["memory_bytes"]) == (2**30, 68_702_699_520)
-    assert (second["utilisation"], second["power_w"], second["memory_used_bytes"], second["energy_j"]) == (None,) * 4
-    assert (second["temperature_c"], second["clock_hz"]) == (35.0, None)
-    said[0] = b"ERROR: no devices"
-    assert all(look["utilisation"] is None for look in machine.look()[1:])
+    assert {look[name] for name in ("power_w", "temperature_c", "energy_j", "processes")} == {None}
 
 
 def test_throttled_time_and_energy_are_added_up() -> None:
@@ -244,32 +179,4 @@ def test_a_library_of_amd_that_cannot_be_loaded_is_no_card(monkeypatch: pytest.M
     (tmp_path / "amdsmi.py").write_text("raise OSError('libamd_smi.so: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
-    monkeypatch.setattr(amd.shutil, "which", lambda name: None)
-    assert (amd.open_amd_cards(), amd.open_amd_card(None)) == ([], None)
-
-
-def test_attached_to_a_process_only_its_cards_are_shown() -> None:
-    def card(*pids: int) -> NvmlCard:
-        fake = h200()
-        fake._answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=p, usedGpuMemory=1) for p in pids]
-        return NvmlCard(fake, object())
-
-    mine, others, hidden = card(os.getpid()), card(os.getppid()), card(999_999_999)
-    machine = Machine(cards=[mine, others, hidden], attach=os.getpid())
-    # The third one's process has a number that is unknown here, as in a container: it may be ours.
-    assert [look["device"] for look in machine.look()] == ["cpu", "gpu0", "gpu2"]
-    assert not machine.is_over
-
-
-def test_the_attached_process_may_end_at_any_moment() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    machine = Machine(cards=[], attach=child.pid)
-    assert not machine.is_over
-    child.communicate(b"\n")
-    assert machine.is_over
-    assert machine.look()[0]["processes"] == {}
-
-
-def test_there_must_be_something_to_attach_to() -> None:
-    with pytest.raises(UsageError, match="there is no process 999999999"):
-        monitor(attach=999_999_999)
+    assert amd.open_amd_cards() == []

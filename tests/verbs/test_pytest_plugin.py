@@ -117,4 +117,4 @@ def test_it_can_be_skipped(project: pytest.Pytester) -> None:
 def test_a_mistake_is_one_line(project: pytest.Pytester) -> None:
     result = run(project, "--redline-baseline", "tag:nobody")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["redline: no record in * has the tag 'nobody'*"])
+    result.stdout.fnmatch_lines(["redline: no record has the tag 'nobody'*"])

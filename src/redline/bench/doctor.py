@@ -27,7 +27,6 @@ from packaging.version import Version
 from redline.bench.device.failure import DriverProblem, driver_problem
 from redline.model.protocol import Health
 from redline.model.record import DeviceInfo
-from redline.model.units import format_bytes
 from redline.system.health import Fact, Machine, judged, otherwise
 
 # What inductor's CPU code needs: the C++ library, Python's headers, and OpenMP where it is used.
@@ -133,15 +132,6 @@ class Torch:
         return name, works, next((line for line in lines if "error" in line), lines[0])
 
 
-@dataclass(frozen=True)
-class Gpu:
-    name: str
-    about: str
-    runs: bool
-    """True if torch carries code for it."""
-    built_for: str
-
-
 GET_TORCH = "choose {0} at pytorch.org/get-started and reinstall torch and torchvision together"
 REINSTALL = "reinstall them together, from one place: pip install --force-reinstall torch torchvision"
 GET_COMPILER = "install a C++ compiler, Python's headers and OpenMP (sudo apt-get install g++ python3-dev libgomp1), or set CXX to a compiler that works"
@@ -193,30 +183,18 @@ FACTS = (
         "pass --threads {0.usable}, or look at OMP_NUM_THREADS and MKL_NUM_THREADS",
     ),
 )  # fmt: skip
-GPU_FACTS = (
-    Fact("{0.name}", lambda gpu: gpu.runs, True, "{0.about}"),
-    Fact(
-        "{0.name}",
-        otherwise,
-        False,
-        "{0.about}; torch carries no code for it, only for {0.built_for}",
-        GET_TORCH.format("a build that lists this GPU"),
-    ),
-)
 
 
 def health(seen: Torch | None = None) -> Health:
     seen = seen or look()
-    gpus = [
-        Gpu(
-            f"{info.kind}:{info.index}",
-            f"{info.name}, {info.capability}, {format_bytes(info.memory_bytes)}",
-            runs_on(info.capability or "", seen.arch_list),
-            ", ".join(seen.arch_list) or "nothing",
-        )
-        for info in seen.devices
-    ]
-    items = [*judged(FACTS, seen), *(item for gpu in gpus for item in judged(GPU_FACTS, gpu))]
+
+    def runs(info: DeviceInfo) -> bool:
+        return runs_on(info.capability or "", seen.arch_list)
+
+    name, about = "{0.kind}:{0.index}", "{0.name}, {0.capability}"
+    lacks = f"{about}; torch carries no code for it, only for {', '.join(seen.arch_list) or 'nothing'}"
+    gpu = Fact(name, runs, True, about), Fact(name, otherwise, False, lacks, GET_TORCH.format("a build for this GPU"))
+    items = [*judged(FACTS, seen), *(item for info in seen.devices for item in judged(gpu, info))]
     return Health(items=tuple(items), devices=seen.devices)
 
 

@@ -26,21 +26,12 @@ from typing import Any
 
 import msgspec
 
-from redline.bench.worker import RANKED, own_descriptors, volunteer_for_oom, work, work_as_rank
+from redline.bench.worker import RANKED, own_descriptors, volunteer_for_oom, work
 from redline.system.processes import adopt_orphans, die_with_parent, end_strays, kill_group
 
-DESCRIPTORS = 4
-"""A request comes with the log, the working folder, a file with a `StartRequest`, and the worker's line if it has one."""
-LINE = 3
-"""The descriptor at which a command finds its line."""
+DESCRIPTORS = 3
+"""A request comes with the log, a file with a `StartRequest`, and the line of a worker that is forked."""
 
-SAFE_IMPORT = {
-    # OpenBLAS starts its threads while numpy is imported.
-    "OPENBLAS_NUM_THREADS": "1",
-    # A package that asks for CUDA while it is imported is answered through NVML, so that the CUDA driver stays out of this process.
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
-"""These variables are set while importing, and put back before the first fork."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """These files belong to NVIDIA's driver, to Windows' subsystem for Linux, and to AMD's driver."""
 
@@ -52,6 +43,7 @@ class StartRequest(msgspec.Struct, array_like=True):
     """It is empty for a worker that is forked."""
     environ: list[tuple[bytes, bytes]]
     sys_path: list[bytes]
+    folder: bytes
     requested_at: float
 
 
@@ -113,48 +105,24 @@ def preload(light: bool) -> float:
     started = time.perf_counter()
     # Nearly all that an import makes stays: looking for garbage meanwhile takes an eighth of its time and finds 1 MB.
     gc.disable()
-    with _variables(SAFE_IMPORT):
-        import torch
-        import torchvision.models.segmentation  # noqa: F401
+    import torch
+    import torchvision.models.segmentation  # noqa: F401
 
-        import redline.bench.session  # noqa: F401
+    import redline.bench.session  # noqa: F401
 
-        if not light:
-            with _without_driver():
-                import torch._inductor.compile_fx
+    if not light:
+        # Inductor asks for a GPU while it is imported. Its device files answer: the driver's library may start a thread, too.
+        asked = torch.cuda.is_available
+        torch.cuda.is_available = lambda: any(map(os.path.exists, GPU_FILES))
+        import torch._inductor.compile_fx
+
+        torch.cuda.is_available = asked
     elapsed = time.perf_counter() - started
     if torch.cuda.is_initialized():
         raise RuntimeError("an import of the supervisor initialised CUDA; no worker could use the GPU")
     gc.freeze()  # a collection in a worker would look at all these objects, and so copy 110 MB of pages: 0.3 s
     gc.enable()
     return elapsed
-
-
-@contextmanager
-def _without_driver() -> Iterator[None]:
-    """True if there is a GPU, answered by its device files: Inductor asks while it is imported, and NVML may start a thread too."""
-    import torch
-
-    asked = torch.cuda.is_available
-    torch.cuda.is_available = lambda: any(map(os.path.exists, GPU_FILES))
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = asked
-
-
-@contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    held = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in held.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _threads() -> int:
@@ -188,29 +156,25 @@ def _start(control: socket.socket, wakeup: int, descriptors: list[int], import_s
         os._exit(status)  # no exit handlers: those belong to the supervisor
 
 
-def _become_worker(log: int, folder: int, request: int, line: int | None = None, *, import_s: float) -> None:
+def _become_worker(log: int, request: int, line: int | None = None, *, import_s: float) -> None:
     own_descriptors(log)
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.fchdir(folder)
+    os.close(log)
     with open(request, "rb") as file:
         start = msgspec.msgpack.decode(file.read(), type=StartRequest)
-    for descriptor in (log, folder):
-        os.close(descriptor)
+    os.chdir(start.folder)
     if start.command:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        if line is not None and line != LINE:
-            os.dup2(line, LINE)
-            os.close(line)
         os.execvpe(start.command[0], start.command, dict(start.environ))
     assert line is not None
     volunteer_for_oom()
     sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
     os.environb.clear()
     os.environb.update(start.environ)
-    work_here = work_as_rank if RANKED in os.environ else work
-    work_here(socket.socket(fileno=line), import_s=import_s, requested_at=start.requested_at)
+    connection, is_ranked = socket.socket(fileno=line), RANKED in os.environ
+    work(connection, import_s=import_s, requested_at=start.requested_at, is_ranked=is_ranked)
 
 
 def _report_exits(control: socket.socket, workers: set[int]) -> None:

@@ -1,7 +1,7 @@
 """The worker's loop: read a request, send `Progress` and one reply, until the desk disconnects.
 
 Started as `python -m redline.bench.worker WHERE [REQUESTED_AT]` by the spawn door, or forked by `bench/supervisor.py`. WHERE is
-an inherited descriptor, `unix:PATH` to call back at, or `script:FILE` with requests to be done in turn without a desk.
+`unix:PATH` to call at, or `script:FILE` with requests to be done in turn without a desk.
 
 Under torchrun, on one machine or several, WHERE is `ranks:unix:PATH` or `ranks:tcp:HOST:PORT`: every rank calls there.
 """
@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,41 +50,29 @@ FORKED = (
 )
 
 
-def work(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
-    from redline.bench.session import BenchSession
-
-    line = _Line(connection)
-    session = BenchSession(
-        on_progress=line.send,
-        import_s=import_s,
-        start_s=time.time() - requested_at,
-    )
-    while (request := receive_request(connection)) is not None:
-        line.send(session.handle(request))
-        if isinstance(request, Close):
-            return
-
-
-def work_as_rank(connection: socket.socket, *, import_s: float | None, requested_at: float, token: str = "") -> None:
-    """The same as one of several ranks, which can be asked where it is while it works or hangs."""
+def work(
+    connection: socket.socket, *, import_s: float | None, requested_at: float, is_ranked: bool = False, token: str = ""
+) -> None:
+    """Answers one request after the other. One of several ranks can be asked where it is while it works or hangs."""
     from redline.bench.session import BenchSession
     from redline.bench.workload.ranks import Rank, Ranks
 
-    rank = Rank.of_environment()
-    line = _Line(connection)
+    rank, line = Rank.of_environment() if is_ranked else Rank(), _Line(connection)
     line.send(rank.hello(token))
+    start_s = time.time() - requested_at
     session = BenchSession(
-        on_progress=line.send, import_s=import_s, start_s=time.time() - requested_at, ranks=Ranks(rank)
+        on_progress=line.send, import_s=import_s, start_s=start_s, ranks=Ranks(rank) if is_ranked else None
     )
-    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-    listener = threading.Thread(
-        target=_listen, args=(connection, line, session, requests), name="redline-listener", daemon=True
-    )
-    listener.start()
-    request: Request | None = None
-    while not isinstance(request, Close):
-        request = requests.get()
+    next_request: Callable[[], Request | None] = partial(receive_request, connection)
+    if is_ranked:
+        requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        listening = (connection, line, session, requests)
+        threading.Thread(target=_listen, args=listening, name="redline-listener", daemon=True).start()
+        next_request = requests.get
+    while (request := next_request()) is not None:
         line.send(session.handle(request))
+        if isinstance(request, Close):
+            return
 
 
 def _listen(
@@ -178,15 +168,20 @@ def main(arguments: list[str]) -> None:
     import torchvision  # noqa: F401
 
     import_s = time.perf_counter() - started
+    import redline.bench.session  # noqa: F401  (before the call: who calls has only some seconds to say who it is)
+
     kind, _, address = where.partition(":")
     if kind == "script":
         follow(Path(address), requested_at)
         return
-    if kind == "ranks":
+    if is_ranked := kind == "ranks":
         kind, _, address = address.partition(":")
-        call_as_rank(kind, address, import_s, requested_at)
-        return
-    work(_connected(kind, address), import_s=import_s, requested_at=requested_at)
+    if kind == "unix":
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address)
+        work(connection, import_s=import_s, requested_at=requested_at, is_ranked=is_ranked)
+    else:
+        work_for_others(address, import_s, requested_at)
 
 
 FIRST_CALL_TIMEOUT_S = 600.0
@@ -197,13 +192,8 @@ OWN_ATTEMPTS = 1000
 """Added per session, so that they do not meet the attempts torchrun counts itself."""
 
 
-def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) -> None:
-    """Call, work for one session, and where others started this rank, restart in a fresh interpreter for the next one."""
-    import redline.bench.session  # noqa: F401  (before the call: who calls has only some seconds to say who it is)
-
-    if kind == "unix":
-        work_as_rank(_connected(kind, address), import_s=import_s, requested_at=requested_at)
-        return
+def work_for_others(address: str, import_s: float, requested_at: float) -> None:
+    """Call at another machine, work for one session, and start again in a fresh interpreter for the next one."""
     sessions = int(os.environ.get(_SESSIONS, "0"))
     connection = _called(address, NEXT_CALL_TIMEOUT_S if sessions else FIRST_CALL_TIMEOUT_S)
     if connection is None:
@@ -212,7 +202,8 @@ def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) 
         sys.exit(
             f"no command waits for ranks at {address}: start 'redline run MODEL --ranks N --rendezvous {address}' first"
         )
-    work_as_rank(connection, import_s=import_s, requested_at=requested_at, token=os.environ.get("REDLINE_TOKEN", ""))
+    token = os.environ.get("REDLINE_TOKEN", "")
+    work(connection, import_s=import_s, requested_at=requested_at, is_ranked=True, token=token)
     os.environ[_SESSIONS] = str(sessions + 1)
     # Ranks meet under the number of the attempt: a new one makes them meet anew.
     os.environ[_ATTEMPT] = str(int(os.environ.get(_ATTEMPT, "0")) + OWN_ATTEMPTS)
@@ -232,14 +223,6 @@ def _called(address: str, timeout_s: float) -> socket.socket | None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
     return None
-
-
-def _connected(kind: str, address: str) -> socket.socket:
-    if kind != "unix":
-        return socket.socket(fileno=int(kind))
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
-    return connection
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 
 from redline.launch.door import Door, Session
 from redline.launch.inline import InlineDoor
-from redline.launch.torchrun import TorchrunDoor
-from redline.launch.workers import ForkDoor, SpawnDoor
+from redline.launch.workers import WorkerDoor
 from redline.model.errors import MissingExtra, UsageError
 from redline.model.spec import LaunchSpec
 
@@ -22,15 +20,9 @@ def open_door(launch: LaunchSpec) -> Door:
     """The door a spec asks for. Only `inline` loads torch into this process, when it is opened."""
     if not launch.python:
         require_torch()
-    doors: dict[str, Callable[[LaunchSpec], Door]] = {
-        "fork": ForkDoor,
-        "spawn": SpawnDoor,
-        "torchrun": TorchrunDoor,
-        "inline": InlineDoor,
-    }
-    if launch.door in doors:
-        return doors[launch.door](launch)
-    raise UsageError(f"door {launch.door!r} needs a landscape: make a FakeDoor and hand it over")
+    if launch.door == "fake":
+        raise UsageError("door 'fake' needs a landscape: make a FakeDoor and hand it over")
+    return InlineDoor() if launch.door == "inline" else WorkerDoor(launch)
 
 
 def require_torch() -> None:

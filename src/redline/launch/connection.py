@@ -11,15 +11,15 @@ import fcntl
 import math
 import os
 import re
-import select
 import signal
 import socket
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -27,23 +27,18 @@ from redline.launch.door import Session
 from redline.launch.ranks import hanging, merged
 from redline.model.errors import DoorError
 from redline.model.protocol import (
-    AllReduce,
     Ask,
     Close,
     ClosedReply,
     FailureReply,
-    Feed,
     Hello,
-    Load,
-    Measure,
     OnProgress,
     Position,
+    Prepare,
     Profile,
     Progress,
     Reply,
     Request,
-    Squeeze,
-    TrainEpoch,
     Where,
     receive_reply,
     send,
@@ -56,10 +51,9 @@ LONGEST_LOOK_S = 1.0
 ASK_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 5.0
 """A worker that has hung up must end within this time."""
-KILL_TIMEOUT_S = 20.0
 GRACE_S = 3.0
 """After the first rank has failed, the others have this long to say whether they failed too, or where they are."""
-LOG_TAIL_CHARACTERS = 4000
+LOG_TAIL_BYTES = 4000
 LOG_LIMIT_BYTES = 16 << 20
 LOG_KEPT_BYTES = 64 << 10
 PRINTED_LINES = 20
@@ -68,12 +62,15 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 class Process(Protocol):
-    """A process behind a line. Its process group holds everything that it started."""
+    """A process that the desk had started. Its process group holds everything that it started itself."""
 
     pid: int
 
     def wait(self, timeout_s: float) -> int | None:
         """Returns the exit status as `os.waitpid` does, or None while it still runs."""
+
+    def kill(self) -> None:
+        """End it with all that it started, and wait until it has ended."""
 
 
 @dataclass
@@ -81,10 +78,10 @@ class Line:
     """The desk's end of one worker."""
 
     connection: socket.socket
-    pid: int | None
+    pid: int | None = None
     """It is None for a rank on another machine, which no signal reaches."""
     process: Process | None = None
-    """It is known if the desk itself started the worker, and then says how it ended."""
+    """The worker itself, or torchrun, which has started it."""
     rank: int = 0
     stage: str = "start"
     reply: Reply | None = None
@@ -99,20 +96,16 @@ class Line:
     @property
     def is_victim(self) -> bool:
         """True if it failed because another rank went away or never came."""
-        failure = self.failure
-        return failure is not None and any(note.code == "broken-collective" for note in failure.notes)
+        return self.failure is not None and any(note.code == "broken-collective" for note in self.failure.notes)
 
 
 class WorkerSession(Session):
-    """One worker, or several ranks. `starter` is the process that started the ranks if the desk did not do so itself."""
+    """One worker, or several ranks."""
 
-    def __init__(
-        self, lines: Sequence[Line], log: IO[bytes], launch: LaunchSpec, starter: Process | None = None
-    ) -> None:
+    def __init__(self, lines: Sequence[Line], log: IO[bytes], launch: LaunchSpec) -> None:
         self._lines = sorted(lines, key=lambda line: line.rank)
         self._log = log
         self._launch = launch
-        self._starter = starter
         self._dead: Failure | None = None
         """The session has ended with this; every later question gets it as its answer."""
         self._paused_at: float | None = None
@@ -166,23 +159,24 @@ class WorkerSession(Session):
         if self._released:
             return Closed()
         reply = self.ask(Close()) if self._dead is None else None
-        grace_s = self._launch.close_timeout_s if isinstance(reply, ClosedReply) else 0.0
+        closed = reply.closed if isinstance(reply, ClosedReply) else None
+        grace_s = 0.0 if closed is None else self._launch.close_timeout_s
         if None in [process.wait(grace_s) for process in self._processes]:
             self._end()
-        printed = [line.rstrip() for line in log_tail(self._log).splitlines() if line.strip()][-PRINTED_LINES:]
+        printed = [line.rstrip() for line in log_tail(self._log).splitlines() if line.strip()]
         self._release()
-        closed = reply.closed if isinstance(reply, ClosedReply) else Closed()
-        return msgspec.structs.replace(closed, printed="\n".join(printed))
+        return msgspec.structs.replace(closed or Closed(), printed="\n".join(printed[-PRINTED_LINES:]))
 
     def kill(self) -> None:
         if not self._released:
             self._end()
             self._release()
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: Failure) -> FailureReply:
         """End every worker, and answer every question with this failure from now on."""
         self._end()
         self._dead = failure if failure.traceback else msgspec.structs.replace(failure, traceback=log_tail(self._log))
+        return FailureReply(failure=self._dead)
 
     # Hearing
 
@@ -195,12 +189,9 @@ class WorkerSession(Session):
         return min([self._deadline, *(line.failed_at + GRACE_S for line in self._lines)])
 
     def _hear(self, within_s: float, on_progress: OnProgress | None = None) -> None:
-        poll = select.poll()
-        by_number = {line.connection.fileno(): line for line in self._lines if not line.is_gone}
-        for number in by_number:
-            poll.register(number, select.POLLIN)
-        for number, _ in poll.poll(1000 * min(max(within_s, 0.0), LONGEST_LOOK_S)):
-            self._take(by_number[number], on_progress)
+        lines: dict[Any, Line] = {line.connection: line for line in self._lines if not line.is_gone}
+        for connection in wait(list(lines), min(max(within_s, 0.0), LONGEST_LOOK_S)):
+            self._take(lines[connection], on_progress)
 
     def _take(self, line: Line, on_progress: OnProgress | None) -> None:
         """Read one message. A message that has begun is read whole, so that a short look never splits one."""
@@ -214,46 +205,54 @@ class WorkerSession(Session):
         except DoorError as error:
             self._hang_up(line, str(error))
             return
-        if reply is None:
-            self._hang_up(line)
-        elif isinstance(reply, Progress):
-            line.stage = reply.stage
-            if reply.training is not None:  # an epoch may take hours; what counts is that it goes on
-                self._deadline = time.monotonic() + self._limit_s
-            if on_progress and line is self._lines[0]:
-                on_progress(reply)
-        elif isinstance(reply, Position):
-            line.position = reply
-        elif not isinstance(reply, Hello):
-            line.reply = reply
-            line.failed_at = time.monotonic() if isinstance(reply, FailureReply) else math.inf
+        match reply:
+            case None:
+                self._hang_up(line)
+            case Progress(stage=stage, training=training):
+                line.stage = stage
+                if training is not None:  # an epoch may take hours; what counts is that it goes on
+                    self._deadline = time.monotonic() + self._limit_s
+                if on_progress and line is self._lines[0]:
+                    on_progress(reply)
+            case Position():
+                line.position = reply
+            case Hello():
+                pass  # of a rank that was forked, whose number is known
+            case _:
+                line.reply = reply
+                line.failed_at = time.monotonic() if line.failure is not None else math.inf
 
     def _hang_up(self, line: Line, nonsense: str = "") -> None:
         """Note how a worker ended whose connection broke, or that it sent `nonsense`."""
-        line.is_gone = True
-        several = len(self._lines) > 1
-        who = f"rank {line.rank} of {len(self._lines)}" if several else "the worker"
-        who += f" (process {line.pid})" if several and line.pid else ""
-        status = line.process.wait(END_TIMEOUT_S) if line.process is not None and not nonsense else None
-        has_memory_ended = kernel_oom_kills() > self._oom_kills
-        kind: FailureKind = "oom" if has_memory_ended and not nonsense else "crash"
-        message = nonsense or f"{who} died at '{line.stage}'"
-        if line.process is not None and not nonsense:
-            kind, message = cause_of_death(status, line.stage, has_memory_ended, who)
+        line.is_gone, line.failed_at = True, min(line.failed_at, time.monotonic())
         if line.failure is None or line.is_victim:
+            death: tuple[FailureKind, str] = ("crash", nonsense) if nonsense else self._death_of(line)
+            kind, message = death
             line.reply = FailureReply(failure=Failure(stage=line.stage, kind=kind, message=message))
-        line.failed_at = min(line.failed_at, time.monotonic())
+
+    def _death_of(self, line: Line) -> tuple[FailureKind, str]:
+        ranks, at = len(self._lines), f"at '{line.stage}'"
+        who = "the worker" if ranks == 1 else f"rank {line.rank} of {ranks}"
+        is_known = line.process is not None and line.process.pid == line.pid
+        status = line.process.wait(END_TIMEOUT_S) if line.process is not None and is_known else None
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        has_memory_ended = kernel_oom_kills() > self._oom_kills
+        if has_memory_ended and (not is_known or code == -signal.SIGKILL):
+            return "oom", f"the kernel killed {who} {at}: the machine ran out of memory"
+        if not is_known:
+            return "crash", f"{who} died {at}"
+        if code is None:
+            return "crash", f"{who} hung up {at} and did not end within {END_TIMEOUT_S:g} s; it was stopped"
+        how = f"exited with status {code}" if code >= 0 else f"died of {signal.Signals(-code).name}"
+        return "crash", f"{who} {how} {at}"
 
     # Answering
 
     def _answer(self) -> Reply:
-        replies = [line.reply for line in self._lines if line.reply is not None]
         failed = [line for line in self._lines if line.failure is not None]
-        if not failed or (len(replies) == 1 and not failed[0].is_gone):
-            return merged(replies)
-        self.fail(self._cause(failed))
-        assert self._dead is not None
-        return FailureReply(failure=self._dead)
+        if not failed or (len(self._lines) == 1 and not failed[0].is_gone):
+            return merged([line.reply for line in self._lines if line.reply is not None])
+        return self.fail(self._cause(failed))
 
     def _give_up(self) -> None:
         """A rank failed and others wait for it, or nobody answers in time."""
@@ -261,30 +260,24 @@ class WorkerSession(Session):
         if failed and not all(line.is_victim for line in failed):
             self.fail(self._cause(failed))
             return
-        if len(self._lines) == 1:
-            stage = self._lines[0].stage
-            message = f"no answer within {self._limit_s:g} s while the worker was at '{stage}'; it was stopped"
-            self.fail(Failure(stage=stage, kind="timeout", message=message))
-            return
         asked, until = self._silent, time.monotonic() + GRACE_S
-        for line in asked:
-            with contextlib.suppress(OSError):
-                line.connection.settimeout(1.0)
-                send(line.connection, Where())
-        self._deadline = max(self._deadline, until)
-        while any(line.position is None and line.reply is None for line in asked) and time.monotonic() < until:
-            self._hear(until - time.monotonic())
+        if len(self._lines) > 1:
+            for line in asked:
+                with contextlib.suppress(OSError):
+                    line.connection.settimeout(1.0)
+                    send(line.connection, Where())
+            self._deadline = max(self._deadline, until)
+            while any(line.position is None and line.reply is None for line in asked) and time.monotonic() < until:
+                self._hear(until - time.monotonic())
         places = {line.rank: line.position or line.stage for line in asked}
         self.fail(hanging(places, len(self._lines), self._limit_s))
 
     def _cause(self, failed: Sequence[Line]) -> Failure:
         """The first failure that no other rank caused, with the rank's number."""
-        first = min(
-            [line for line in failed if not line.is_victim] or failed, key=lambda line: (line.failed_at, line.rank)
-        )
+        culprits = [line for line in failed if not line.is_victim] or failed
+        first, ranks = min(culprits, key=lambda line: (line.failed_at, line.rank)), len(self._lines)
         failure = first.failure
         assert failure is not None
-        ranks = len(self._lines)
         if ranks == 1:
             return failure
         alike = {(line.failure.kind, line.failure.message) for line in failed if line.failure}
@@ -304,8 +297,7 @@ class WorkerSession(Session):
 
     @property
     def _processes(self) -> list[Process]:
-        own = [line.process for line in self._lines if line.process is not None]
-        return own if self._starter is None else [*own, self._starter]
+        return list({line.process.pid: line.process for line in self._lines if line.process is not None}.values())
 
     def _signal(self, number: signal.Signals) -> None:
         """To every worker on this machine, with all that it started.
@@ -313,16 +305,14 @@ class WorkerSession(Session):
         A worker that has ended gets none, and neither does one whose starter has ended: its number may be somebody else's by now.
         """
         for line in self._lines:
-            process = line.process or self._starter
-            if line.pid is not None and process is not None:
-                signal_group(process, number, line.pid)
+            if line.pid is not None and line.process is not None:
+                signal_group(line.process, number, line.pid)
 
     def _end(self) -> None:
         """Workers elsewhere end when their line does."""
         self._signal(signal.SIGKILL)
         for process in self._processes:
-            signal_group(process, signal.SIGKILL)
-            process.wait(KILL_TIMEOUT_S)
+            process.kill()
 
     def _release(self) -> None:
         self._released = True
@@ -339,16 +329,26 @@ def signal_group(process: Process, number: signal.Signals, group: int | None = N
             os.killpg(group or process.pid, number)
 
 
-class WorkerDoor:
-    """A door to worker processes: it knows its sessions and ends them."""
+def timeout_of(request: Request, launch: LaunchSpec) -> float:
+    if isinstance(request, Ask):
+        return ASK_TIMEOUT_S
+    if isinstance(request, Close):
+        return launch.close_timeout_s
+    if isinstance(request, Prepare | Profile):
+        return launch.prepare_timeout_s
+    # What is asked for may itself take this long.
+    return launch.measure_timeout_s + sum(
+        getattr(request, name, 0.0) for name in ("seconds", "deadline_s", "loader_timeout_s")
+    )
 
-    def __init__(self, launch: LaunchSpec) -> None:
-        self._launch = launch
-        self._sessions: list[WorkerSession] = []
 
-    def close(self) -> None:
-        while self._sessions:
-            self._sessions.pop().kill()
+def kernel_oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory since it started."""
+    counter = re.search(r"^oom_kill (\d+)", _VMSTAT.read_text(), re.MULTILINE) if _VMSTAT.exists() else None
+    return int(counter[1]) if counter else 0
+
+
+# The log of a worker
 
 
 def worker_log() -> IO[bytes]:
@@ -361,56 +361,22 @@ def worker_log() -> IO[bytes]:
 
 def trim_log(log: IO[bytes]) -> None:
     """Keep only the end of a log that has grown too long: a model may print in every step."""
-    size = os.fstat(log.fileno()).st_size
-    if size > LOG_LIMIT_BYTES:
-        tail = os.pread(log.fileno(), LOG_KEPT_BYTES, size - LOG_KEPT_BYTES)
+    if os.fstat(log.fileno()).st_size > LOG_LIMIT_BYTES:
+        tail = _end_of(log, LOG_KEPT_BYTES)
         os.ftruncate(log.fileno(), 0)
         os.write(log.fileno(), tail)
 
 
 def log_tail(log: IO[bytes]) -> str:
     """The last that a worker, or what stands in front of it, wrote to its log."""
+    return _end_of(log, LOG_TAIL_BYTES).decode("utf-8", "replace")
+
+
+def _end_of(log: IO[bytes], count: int) -> bytes:
     log.flush()
-    size = os.fstat(log.fileno()).st_size
-    tail = os.pread(log.fileno(), LOG_TAIL_CHARACTERS, max(0, size - LOG_TAIL_CHARACTERS))
-    return tail.decode("utf-8", "replace")
+    return os.pread(log.fileno(), count, max(0, os.fstat(log.fileno()).st_size - count))
 
 
 def last_line(text: str, otherwise: str) -> str:
     """The last line that says something; `otherwise` if none does."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), otherwise)
-
-
-def timeout_of(request: Request, launch: LaunchSpec) -> float:
-    if isinstance(request, Measure | Feed):
-        return launch.measure_timeout_s + request.seconds
-    if isinstance(request, Load):
-        return launch.measure_timeout_s + request.deadline_s
-    if isinstance(request, TrainEpoch):
-        return launch.measure_timeout_s + request.loader_timeout_s
-    if isinstance(request, Squeeze | AllReduce):
-        return launch.measure_timeout_s
-    if isinstance(request, Ask):
-        return ASK_TIMEOUT_S
-    if isinstance(request, Close):
-        return launch.close_timeout_s
-    return launch.prepare_timeout_s
-
-
-def cause_of_death(status: int | None, stage: str, has_memory_ended: bool, who: str) -> tuple[FailureKind, str]:
-    if status is None:
-        return "crash", f"{who} hung up at '{stage}' and did not end within {END_TIMEOUT_S:g} s; it was stopped"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number == signal.SIGKILL and has_memory_ended:
-            return "oom", f"the kernel killed {who} at '{stage}': the machine ran out of memory"
-        return "crash", f"{who} died of {signal.Signals(number).name} at '{stage}'"
-    return "crash", f"{who} exited with status {os.WEXITSTATUS(status)} at '{stage}'"
-
-
-def kernel_oom_kills() -> int:
-    """How many processes the kernel has ended for want of memory since it started."""
-    if not _VMSTAT.exists():
-        return 0
-    counter = re.search(r"^oom_kill (\d+)", _VMSTAT.read_text(), re.MULTILINE)
-    return int(counter.group(1)) if counter else 0

@@ -10,7 +10,7 @@ from typing import Any
 from redline.launch.door import Session
 from redline.model.protocol import Close, ClosedReply, OnProgress, Progress, Reply, Request
 from redline.model.record import Closed
-from redline.model.spec import LaunchSpec, RunSpec
+from redline.model.spec import RunSpec
 
 
 class InlineSession(Session):
@@ -49,7 +49,7 @@ class InlineSession(Session):
 
 
 class InlineDoor:
-    def __init__(self, launch: LaunchSpec | None = None, handed_over: dict[str, Any] | None = None) -> None:
+    def __init__(self, handed_over: dict[str, Any] | None = None) -> None:
         self._handed_over = handed_over or {}
 
     def open(self, spec: RunSpec | None = None) -> InlineSession:

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TypeVar
 
 import msgspec
 
-from redline.model.errors import DoorError
 from redline.model.protocol import AllReduced, BlockReply, Position, PreparedReply, Reply, SqueezeReply, TraceReply
-from redline.model.record import Block, Failure, Numerics, Prepared, RankBlock
-
-R = TypeVar("R")
+from redline.model.record import Block, Failure, Prepared, RankBlock
 
 
 def hanging(places: Mapping[int, Position | str], ranks: int, limit_s: float) -> Failure:
     """Names who holds up the others: a rank that does not say where it is, or the one that is furthest behind.
 
     `places` are those of the silent ranks by their numbers: where they say they are, or the stage that was last heard of.
+    Of ranks that have come equally far, one that computes holds up those that wait, and one in the user's own code the rest.
     """
-    mute = [rank for rank, place in places.items() if isinstance(place, str)]
-    known = {rank: place for rank, place in places.items() if isinstance(place, Position)}
-    if mute:
-        behind = mute
-    else:
-        least = min((place.entered, place.steps) for place in known.values())
-        late = {rank: place for rank, place in known.items() if (place.entered, place.steps) == least}
-        computing = [rank for rank, place in late.items() if not place.waits]
-        in_own_code = [rank for rank, place in late.items() if place.where]
-        behind = computing or (in_own_code if len(in_own_code) < len(late) else []) or list(late)
+
+    def progress(place: Position | str) -> tuple[int, ...]:
+        if isinstance(place, str):
+            return (-1,)
+        return place.entered, place.steps, place.waits, not place.where
+
+    least = min(map(progress, places.values()))
+    behind = [rank for rank, place in places.items() if progress(place) == least]
     place = places[behind[0]]
     stage, where = (place.stage, place.where) if isinstance(place, Position) else (place, "")
-    does = "do not respond" if mute else "wait for each other" if len(behind) == ranks > 1 else "did not go on"
-    names = ", ".join(map(str, behind))
+    if ranks == 1:
+        message = f"no answer within {limit_s:g} s while the worker was at '{stage}'; it was stopped"
+        return Failure(stage=stage, kind="timeout", message=message)
+    mute = isinstance(place, str)
+    does = "do not respond" if mute else "wait for each other" if len(behind) == ranks else "did not go on"
     at = f"'{stage}'" + (f" in {where}" if where else "")
+    names = ", ".join(map(str, behind))
     return Failure(
         stage=stage,
         kind="timeout",
@@ -49,41 +48,37 @@ def merged(replies: Sequence[Reply]) -> Reply:
     first = replies[0]
     if len(replies) == 1:
         return first
-    if isinstance(first, PreparedReply):
-        return msgspec.structs.replace(
-            first, prepared=_prepared([_as(PreparedReply, reply).prepared for reply in replies])
-        )
-    if isinstance(first, BlockReply):
-        return BlockReply(block=merged_block([_as(BlockReply, reply).block for reply in replies]))
-    if isinstance(first, TraceReply):
-        others = tuple(_as(TraceReply, reply).trace.path for reply in replies[1:])
-        return TraceReply(trace=msgspec.structs.replace(first.trace, others=others))
-    if isinstance(first, AllReduced):
-        probes = [_as(AllReduced, reply) for reply in replies]
-        return max(probes, key=lambda probe: median(probe.seconds))
-    if isinstance(first, SqueezeReply):
-        known = [reply.needed_bytes for reply in replies if isinstance(reply, SqueezeReply) and reply.needed_bytes]
-        return SqueezeReply(needed_bytes=max(known, default=None))
-    return first
-
-
-def _as(kind: type[R], reply: object) -> R:
-    if not isinstance(reply, kind):
-        raise DoorError(f"ranks answered unlike things: {kind.__name__} and {type(reply).__name__}")
-    return reply
+    match first:
+        case PreparedReply():
+            parts = [reply.prepared for reply in replies if isinstance(reply, PreparedReply)]
+            return msgspec.structs.replace(first, prepared=_prepared(parts))
+        case BlockReply():
+            return BlockReply(block=merged_block([reply.block for reply in replies if isinstance(reply, BlockReply)]))
+        case TraceReply():
+            others = tuple(reply.trace.path for reply in replies[1:] if isinstance(reply, TraceReply))
+            return TraceReply(trace=msgspec.structs.replace(first.trace, others=others))
+        case AllReduced():
+            probes = [reply for reply in replies if isinstance(reply, AllReduced)]
+            return max(probes, key=lambda probe: median(probe.seconds))
+        case SqueezeReply():
+            known = [reply.needed_bytes for reply in replies if isinstance(reply, SqueezeReply) and reply.needed_bytes]
+            return SqueezeReply(needed_bytes=max(known, default=None))
+        case _:
+            return first
 
 
 def _prepared(parts: Sequence[Prepared]) -> Prepared:
     first, infos = parts[0], [part.workload for part in parts]
-    items = sum(info.items_per_step for info in infos)
-    batches = [info.batch for info in infos]
-    batch = None if None in batches else sum(size or 0 for size in batches)
-    wrong = next((part.numerics for part in parts if part.numerics.is_wrong), None)
-    numerics: Numerics = wrong or first.numerics
+    batches = [info.batch for info in infos if info.batch is not None]
+    workload = msgspec.structs.replace(
+        first.workload,
+        items_per_step=sum(info.items_per_step for info in infos),
+        batch=sum(batches) if len(batches) == len(infos) else None,
+    )
     return msgspec.structs.replace(
         first,
-        workload=msgspec.structs.replace(first.workload, items_per_step=items, batch=batch),
-        numerics=numerics,
+        workload=workload,
+        numerics=next((part.numerics for part in parts if part.numerics.is_wrong), first.numerics),
         ranks=tuple(rank for part in parts for rank in part.ranks),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import socket
@@ -11,8 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,13 @@ REPLY_TIMEOUT_S = 120.0
 LEAVE_TIMEOUT_S = 20.0
 SOURCE = str(Path(__file__).parents[2])
 """The folder that holds Redline."""
+SAFE_IMPORT = {
+    # OpenBLAS starts its threads while numpy is imported.
+    "OPENBLAS_NUM_THREADS": "1",
+    # A package that asks for CUDA while it is imported is answered through NVML, so that the CUDA driver stays out of this process.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""These variables are set while a supervisor imports torch; its workers have those of the desk."""
 _MOST_BYTES = 1 << 16
 _MAIN = "import sys; sys.path.append(sys.argv[2]); from redline.bench.supervisor import main; main(sys.argv)"
 """The folder of Redline comes last: nothing else in it is to hide a module of Python's."""
@@ -49,6 +56,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
+            env={**os.environ, **SAFE_IMPORT},
             cwd="/",
             start_new_session=True,
         )
@@ -58,7 +66,7 @@ class Supervisor:
         self._is_ready = False
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def start(
@@ -70,7 +78,7 @@ class Supervisor:
         command: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
-        """Starts the command, or without one forks a worker. It talks on `line` and writes into the log.
+        """Starts the command, or without one forks a worker that talks on `line`. It writes into the log.
 
         `variables` are added to its environment.
         """
@@ -81,14 +89,14 @@ class Supervisor:
             [os.fsencode(word) for word in command],
             [(os.fsencode(name), os.fsencode(value)) for name, value in environ.items()],
             [os.fsencode(entry) for entry in paths_of(launch)],
+            # Nothing can be loaded from inside a folder that was removed: a worker then starts at the root.
+            os.fsencode(launch.folder or current_folder() or "/"),
             time.time(),
         ]
-        with self._lock, tempfile.TemporaryFile(prefix="redline-request-") as file, _working_folder(launch) as folder:
+        with self._lock, tempfile.TemporaryFile(prefix="redline-request-") as file:  # a message of a socket is small
             file.write(msgspec.msgpack.encode(request))
             file.seek(0)
-            # Handed over in a file and by their descriptors: a message of a socket is small, and a folder may have no
-            # name any more.
-            descriptors = [log.fileno(), folder, file.fileno(), *([line.fileno()] if line is not None else [])]
+            descriptors = [end.fileno() for end in (log, file, line) if end is not None]
             try:
                 if not self._is_ready:
                     self._receive("ready", START_TIMEOUT_S)
@@ -115,11 +123,10 @@ class Supervisor:
         self._control.close()  # it sees the end of the stream, kills its workers and leaves
         if not self._is_ready:
             self._process.kill()  # it is importing torch, and has no worker yet
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
         self._log.close()
 
     def _receive(self, wanted: str, timeout_s: float) -> dict[str, Any]:
@@ -163,20 +170,10 @@ _supervisors: dict[bool, Supervisor] = {}
 
 def shared_supervisor(*, forks: bool) -> Supervisor:
     """The one of this process; starting one that forks costs an import of torch."""
-    if forks not in _supervisors or not _supervisors[forks].alive:
+    if forks not in _supervisors or not _supervisors[forks].is_alive:
         _supervisors[forks] = Supervisor(forks=forks)
         atexit.register(_supervisors[forks].close)
     return _supervisors[forks]
-
-
-@contextmanager
-def _working_folder(launch: LaunchSpec) -> Iterator[int]:
-    """Nothing can be loaded from inside a folder that was removed: a worker then starts at the root."""
-    descriptor = os.open(launch.folder or ("." if current_folder() else "/"), os.O_RDONLY | getattr(os, "O_PATH", 0))
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 # Where a worker imports from
@@ -201,10 +198,15 @@ def paths_of(launch: LaunchSpec, *, folder_last: bool = False) -> list[str]:
     entries = [] if launch.python else [path for entry in known if (path := entry or current_folder())]
     if not launch.folder:
         return entries
-    there, here = checkout_of(launch.folder), checkout_of(current_folder() or "/")
-    own = [launch.folder, there, os.path.join(there, "src")]
-    moved = [_moved(entry, here, there) for entry in entries]
-    return list(dict.fromkeys([*(entry for entry in own if os.path.isdir(entry)), *moved]))
+    here, there = (Path(checkout_of(folder)) for folder in (current_folder() or "/", launch.folder))
+
+    def moved(entry: str) -> str:
+        inside = os.path.relpath(os.path.realpath(entry), here.resolve())
+        is_there = not inside.startswith("..") and (there / inside).is_dir()
+        return os.path.normpath(there / inside) if is_there else entry
+
+    own = [folder for folder in (Path(launch.folder), there, there / "src") if folder.is_dir()]
+    return list(dict.fromkeys([*map(str, own), *map(moved, entries)]))
 
 
 def checkout_of(folder: str) -> str:
@@ -213,9 +215,3 @@ def checkout_of(folder: str) -> str:
         if (path / ".git").exists():
             return str(path)
     return folder
-
-
-def _moved(entry: str, here: str, there: str) -> str:
-    inside = os.path.relpath(os.path.realpath(entry), os.path.realpath(here))
-    counterpart = os.path.normpath(os.path.join(there, inside))
-    return counterpart if not inside.startswith("..") and os.path.isdir(counterpart) else entry

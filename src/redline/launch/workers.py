@@ -1,114 +1,131 @@
-"""The doors to worker processes on this machine: forked ones, and fresh interpreters with a command in front where one is asked for."""
+"""The doors to worker processes. They are one door with three ways to start workers.
+
+`fork` copies a process that has torch loaded. `spawn` starts a fresh interpreter, with a command in front where one is asked for, and `torchrun`
+has ranks started. Whoever is not forked calls at an address and says who it is: profilers and torchrun start their targets through helpers
+of their own, which need not hand on open files. With a rendezvous this process starts nothing: people or their scheduler run
+`torchrun … -m redline.bench.worker ranks:tcp:HOST:PORT` on every machine.
+"""
 
 from __future__ import annotations
 
+import hmac
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from redline.launch.connection import Line, WorkerDoor, WorkerSession, last_line, log_tail, worker_log
+from redline.launch.connection import Line, WorkerSession, last_line, log_tail, worker_log
 from redline.launch.supervisor import SOURCE, WorkerProcess, shared_supervisor
 from redline.model.errors import DoorError, UsageError
-from redline.model.protocol import Request, write_script
+from redline.model.fields import split_address
+from redline.model.protocol import Hello, Request, receive_reply, write_script
+from redline.model.record import Failure
 from redline.model.spec import LaunchSpec, RunSpec
 
 CALL_TIMEOUT_S = 180.0
-"""A worker behind a profiler must call within this time: both have to start, and torch is imported before the call."""
+"""All workers must call within this time: a profiler or torchrun and they have to start and to import torch."""
+HELLO_TIMEOUT_S = 10.0
 FOLLOW_UP_TIMEOUT_S = 600.0
 LOOK_EVERY_S = 0.2
+TOKEN = "REDLINE_TOKEN"
+"""The word by which ranks on other machines are known. Set it on all of them, or none can call."""
 RANKED = "REDLINE_RANKED"
 """As `redline.bench.worker` has it, which the desk does not import."""
-LINE = 3
-"""As `redline.bench.supervisor` has it."""
-_WORKER = (
+WORKER = "redline.bench.worker"
+_MAIN = (
     "import sys; sys.path.insert(0, sys.argv[1]); import redline; del sys.path[0], sys.argv[1]; "
-    "from redline.bench.worker import main; main(sys.argv[1:])"
+    f"from {WORKER} import main; main(sys.argv[1:])"
 )
 """This Redline, whatever another checkout or environment holds, and nothing else of the folder that it is in."""
 
 
-class ForkDoor(WorkerDoor):
-    """Closing it ends its workers; the supervisor stays for the next door of this process."""
+class WorkerDoor:
+    """It knows its sessions and ends them; the supervisors stay for the next door of this process."""
 
     def __init__(self, launch: LaunchSpec) -> None:
-        super().__init__(launch)
-        self._ports: list[socket.socket] = []
+        self._launch = launch
+        self._sessions: list[WorkerSession] = []
+        self._held: list[socket.socket] = []
+        """Ports where ranks meet, and the address where ranks of other machines call."""
+
+    def open(self, spec: RunSpec | None = None) -> WorkerSession:
+        launch, ranks, log = spec.launch if spec else self._launch, spec.ranks if spec else 1, worker_log()
+        try:
+            if self._launch.door == "spawn":
+                session = _spawned(launch, log)
+            elif self._launch.door == "torchrun" and spec is not None:  # a question needs no ranks
+                session = (
+                    self._joined(spec, log) if launch.rendezvous else _started(_torchrun(spec), ranks, launch, log)
+                )
+            else:
+                session = self._forked(ranks, launch, log)
+        except BaseException:
+            log.close()
+            raise
+        self._sessions.append(session)
+        return session
 
     def close(self) -> None:
-        super().close()
-        while self._ports:
-            self._ports.pop().close()
+        while self._sessions:
+            self._sessions.pop().kill()
+        while self._held:
+            self._held.pop().close()
 
-    def open(self, spec: RunSpec | None = None) -> WorkerSession:
-        log, launch, ranks = worker_log(), spec.launch if spec else self._launch, spec.ranks if spec else 1
-        if ranks == 1:
-            lines = [forked(log, launch)]
-        else:
-            lines = [forked(log, launch, variables, rank) for rank, variables in enumerate(self._places(ranks, launch))]
-        self._sessions.append(WorkerSession(lines, log, launch))
-        return self._sessions[-1]
+    def _forked(self, ranks: int, launch: LaunchSpec, log: IO[bytes]) -> WorkerSession:
+        world: dict[str, object] = {}
+        if ranks > 1:  # what torchrun would tell ranks on this machine
+            if launch.port is None:
+                self._held.append(reserved_port())
+            port = launch.port or self._held[-1].getsockname()[1]
+            world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        lines = []
+        for rank in range(ranks):
+            place = {**world, "RANK": rank, "LOCAL_RANK": rank, RANKED: 1} if world else {}
+            ours, theirs = socket.socketpair()
+            with theirs:
+                variables = {name: str(value) for name, value in place.items()}
+                process = shared_supervisor(forks=True).start(launch, log, line=theirs, variables=variables)
+            lines.append(Line(ours, process.pid, process, rank))
+        return WorkerSession(lines, log, launch)
 
-    def _places(self, ranks: int, launch: LaunchSpec) -> list[dict[str, str]]:
-        """What torchrun would tell ranks on this machine."""
-        port = launch.port
-        if port is None:
-            self._ports.append(reserved_port())
-            port = self._ports[-1].getsockname()[1]
-        world = {
-            "WORLD_SIZE": ranks,
-            "LOCAL_WORLD_SIZE": ranks,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            RANKED: 1,
-        }
-        places = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
-        return [{name: str(value) for name, value in place.items()} for place in places]
-
-
-class SpawnDoor(WorkerDoor):
-    def open(self, spec: RunSpec | None = None) -> WorkerSession:
-        launch = spec.launch if spec else self._launch
-        tool = launch.command_prefix[0] if launch.command_prefix else ""
-        if tool and shutil.which(tool) is None:
-            raise UsageError(f"no such command: {tool!r} (asked for in front of the worker)")
-        log = worker_log()
-        line = _behind(tool, log, launch) if tool else _spawned(log, launch)
-        self._sessions.append(WorkerSession([line], log, launch))
-        return self._sessions[-1]
+    def _joined(self, spec: RunSpec, log: IO[bytes]) -> WorkerSession:
+        """Ranks that others start call here, session after session."""
+        if not self._held:
+            self._held.append(listen_at(spec.launch.rendezvous or ""))
+        token, timeout_s = os.environ.get(TOKEN, ""), spec.launch.prepare_timeout_s
+        called = calls_of(spec.ranks, self._held[0], timeout_s, lambda: True, token)
+        return _session(spec.launch, spec.ranks, *called, log, None)
 
 
-def forked(log: IO[bytes], launch: LaunchSpec, variables: Mapping[str, str] | None = None, rank: int = 0) -> Line:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = shared_supervisor(forks=True).start(launch, log, line=theirs, variables=variables)
-    return Line(ours, process.pid, process, rank)
+def _spawned(launch: LaunchSpec, log: IO[bytes]) -> WorkerSession:
+    tool = launch.command_prefix[0] if launch.command_prefix else ""
+    if tool and shutil.which(tool) is None:
+        raise UsageError(f"no such command: {tool!r} (asked for in front of the worker)")
+    return _started(lambda address: _worker_command(launch, address), 1, launch, log)
 
 
-def _spawned(log: IO[bytes], launch: LaunchSpec) -> Line:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = _worker_command(launch, str(LINE))
-        process = shared_supervisor(forks=False).start(launch, log, line=theirs, command=command)
-    return Line(ours, process.pid, process)
+def _torchrun(spec: RunSpec) -> Callable[[str], list[str]]:
+    port = spec.launch.port or int(os.environ.get("MASTER_PORT") or 0)
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(port)] if port else ["--standalone"]
+    # -P, as for every worker: files in the working folder are the user's, also those called statistics.py.
+    python = [spec.launch.python or sys.executable, "-P", "-m"]
+    run = [*python, "torch.distributed.run", "--nnodes", "1", *meeting, "--nproc-per-node", str(spec.ranks)]
+    return lambda address: [*run, "--no-python", *python, WORKER, f"ranks:{address}", repr(time.time())]
 
 
-def _behind(tool: str, log: IO[bytes], launch: LaunchSpec) -> Line:
-    """A worker behind a command, which starts it in its own way."""
-    callback = Callback()
-    process = started(_worker_command(launch, callback.address), launch, log)
-    ours = callback.wait(lambda: process.wait(0.0) is None, CALL_TIMEOUT_S)
-    if ours is None:
-        process.kill()
-        reason = last_line(log_tail(log), "it said nothing")
-        log.close()
-        raise DoorError(f"no worker came up behind {tool!r}: {reason}")
-    return Line(ours, process.pid, process)
+def _started(command_at: Callable[[str], list[str]], ranks: int, launch: LaunchSpec, log: IO[bytes]) -> WorkerSession:
+    """Starts a command that leads to so many workers, which are told an address to call at."""
+    with own_address(ranks) as (listener, address):
+        process = started(command_at(address), launch, log)
+        called = calls_of(ranks, listener, CALL_TIMEOUT_S, lambda: process.wait(0.0) is None)
+    return _session(launch, ranks, *called, log, process)
 
 
 def started(command: Sequence[str], launch: LaunchSpec, log: IO[bytes]) -> WorkerProcess:
@@ -118,43 +135,99 @@ def started(command: Sequence[str], launch: LaunchSpec, log: IO[bytes]) -> Worke
 
 def _worker_command(launch: LaunchSpec, where: str) -> list[str]:
     """A worker that is told where to find its requests."""
-    # -P: files in the working folder are the user's, also those called statistics.py.
     python = launch.python or sys.executable
-    return [*launch.command_prefix, python, "-P", "-c", _WORKER, SOURCE, where, repr(time.time())]
+    return [*launch.command_prefix, python, "-P", "-c", _MAIN, SOURCE, where, repr(time.time())]
 
 
-class Callback:
-    """An address at which workers call.
+# Workers that call
 
-    A profiler starts its target through helpers of its own, which need not hand on open files: behind one, the worker
-    gets the address of a socket instead of the socket itself.
-    """
 
-    def __init__(self, backlog: int = 1) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="redline-"))  # ours alone: nobody else can call
-        self.socket = socket.socket(socket.AF_UNIX)
-        path = str(self._folder / "door")
-        self.socket.bind(path)
-        self.socket.listen(backlog)
-        self.address = f"unix:{path}"
+@contextmanager
+def own_address(ranks: int = 1) -> Iterator[tuple[socket.socket, str]]:
+    """A socket in a folder that is ours alone, where nobody else can call, and how a worker is told of it."""
+    with tempfile.TemporaryDirectory(prefix="redline-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = str(Path(folder, "door"))
+        listener.bind(path)
+        listener.listen(ranks)
+        yield listener, f"unix:{path}"
 
-    def wait(self, is_alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
-        """The worker's call; None when it ended first, or did not call in time."""
-        deadline = time.monotonic() + timeout_s
-        self.socket.settimeout(LOOK_EVERY_S)
+
+Callers = dict[int, tuple[socket.socket, Hello]]
+
+
+def calls_of(
+    ranks: int, listener: socket.socket, timeout_s: float, is_alive: Callable[[], bool], token: str = ""
+) -> tuple[Callers, str]:
+    """Waits for workers to call until all are there. Returns them by their rank, and why one is missing."""
+    callers: Callers = {}
+    deadline = time.monotonic() + timeout_s
+    listener.settimeout(LOOK_EVERY_S)
+    while len(callers) < ranks:
         try:
-            while True:
-                try:
-                    return self.socket.accept()[0]
-                except TimeoutError:
-                    if not is_alive() or time.monotonic() >= deadline:
-                        return None
-        finally:
-            self.close()
+            connection = listener.accept()[0]
+        except TimeoutError:
+            if not is_alive():
+                return callers, "what started it has ended"
+            if time.monotonic() > deadline:
+                return callers, f"not within {timeout_s:g} s"
+            continue
+        connection.settimeout(HELLO_TIMEOUT_S)
+        try:
+            hello = receive_reply(connection)
+        except (OSError, DoorError):
+            hello = None
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), token.encode()):
+            connection.close()  # a stranger
+        elif hello.world != ranks:
+            connection.close()
+            return callers, f"torchrun started {hello.world} ranks where {ranks} were asked for"
+        else:
+            callers[hello.rank] = connection, hello
+    return callers, ""
 
-    def close(self) -> None:
-        self.socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+def _session(
+    spec: LaunchSpec, ranks: int, callers: Callers, problem: str, log: IO[bytes], starter: WorkerProcess | None
+) -> WorkerSession:
+    """The session of those who called. It has failed if one is missing."""
+    own = starter.pid if starter is not None and spec.door == "spawn" else None
+    lines = [
+        Line(connection, None if starter is None else own or hello.pid, starter, rank)
+        for rank, (connection, hello) in callers.items()
+    ]
+    session = WorkerSession(lines, log, spec)
+    if problem:
+        missing = [rank for rank in range(ranks) if rank not in callers]
+        who = "the worker" if own else f"rank {', '.join(map(str, missing))} of {ranks}"
+        message = f"{who} never called, {problem}: {_last_error(log)}"
+        session.fail(Failure(stage="start", kind="crash", message=message, rank=None if own else missing[0]))
+        if starter is not None:
+            starter.kill()
+    return session
+
+
+def _last_error(log: IO[bytes]) -> str:
+    """The last line that tells an error, as Python prints it; torchrun adds its own after it."""
+    own = ("File", "raise", "torch.distributed.elastic")
+    lines = [line.strip() for line in log_tail(log).splitlines()]
+    errors = [line for line in lines if "Error" in line and not line.startswith(own)]
+    return last_line("\n".join(errors or lines), "it said nothing")
+
+
+def invitation(spec: RunSpec) -> str:
+    """What to run on every machine, for ranks to come to a rendezvous."""
+    host, port = split_address("rendezvous", spec.launch.rendezvous or "")
+    return (
+        f"waiting for {spec.ranks} ranks at {host}:{port}; start on every machine: torchrun --nnodes N --nproc-per-node M "
+        f"--rdzv-backend c10d --rdzv-endpoint {host}:{port + 1} -m {WORKER} ranks:tcp:{host}:{port}"
+    )
+
+
+def listen_at(address: str) -> socket.socket:
+    try:
+        return socket.create_server(split_address("rendezvous", address), backlog=1024)
+    except OSError as error:
+        raise UsageError(f"rendezvous {address}: {error.strerror or error}; choose another port or address") from None
 
 
 def reserved_port() -> socket.socket:
@@ -187,14 +260,12 @@ def run_script(launch: LaunchSpec, requests: Sequence[Request], folder: Path, ti
             raise DoorError(f"{tool} failed: {last_line(log_tail(log), f'status {status >> 8}')}")
 
 
-def run_after(command: Sequence[str], output: Path, timeout_s: float = FOLLOW_UP_TIMEOUT_S) -> None:
+def run_after(command: Sequence[str], output: Path) -> None:
     """Run a command to its end; what it prints goes to a file."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
-    except FileNotFoundError:
-        raise DoorError(f"no such command: {command[0]!r}") from None
-    except subprocess.TimeoutExpired:
-        raise DoorError(f"{command[0]} {command[1]} did not end within {timeout_s:g} s; it was stopped") from None
+        done = subprocess.run(command, capture_output=True, timeout=FOLLOW_UP_TIMEOUT_S, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        raise DoorError(f"{command[0]} {command[1]}: {error}") from None
     output.write_bytes(done.stdout)
     if done.returncode != 0:
         reason = last_line(done.stderr.decode("utf-8", "replace"), f"status {done.returncode}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from redline.analyze.compare import why_broken
 from redline.analyze.gate import FEWEST_PROCESSES, MOST_PROCESSES, Judged, inputs_apart, judge, judge_stored
@@ -23,31 +24,27 @@ from redline.search.observer import Journal, Observer
 Clock = Callable[[], float]
 
 
+@dataclass
 class GateRun:
     """Takes one benchmark through the gate."""
 
-    def __init__(
-        self,
-        door: Door,
-        journal: Journal,
-        observer: Observer,
-        *,
-        threshold: float,
-        budget_s: float,
-        seed: int = 0,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._threshold = threshold
-        self._budget_s = budget_s
-        self._clock = clock
-        self._observer = observer
-        self._race = Race(door, journal, observer, random.Random(seed), only="throughput", planned=FEWEST_PROCESSES)
-        self.baseline: list[RunRecord] = []
-        self.candidate: list[RunRecord] = []
-        self.judged: Judged | None = None
-        self.unlike: Note | None = None
-        """It says why the two sides do not compare."""
-        self.out_of_time = False
+    door: Door
+    journal: Journal
+    observer: Observer
+    threshold: float
+    budget_s: float
+    seed: int = 0
+    clock: Clock = time.monotonic
+    baseline: list[RunRecord] = field(default_factory=list)
+    candidate: list[RunRecord] = field(default_factory=list)
+    judged: Judged | None = None
+    unlike: Note | None = None
+    """It says why the two sides do not compare."""
+    out_of_time: bool = False
+
+    def __post_init__(self) -> None:
+        order = random.Random(self.seed)
+        self._race = Race(self.door, self.journal, self.observer, order, only="throughput", planned=FEWEST_PROCESSES)
 
     @property
     def broken(self) -> RunRecord | None:
@@ -63,7 +60,7 @@ class GateRun:
             self.candidate.append(theirs)
             self.unlike = inputs_apart(self.baseline[0], self.candidate[0])
             if self.unlike is None:
-                self.judged = judge(logs_of(self._race.replicates, first, other), self._threshold)
+                self.judged = judge(logs_of(self._race.replicates, first, other), self.threshold)
             return self.judged is not None
 
         self._until_decided(names, measure)
@@ -75,7 +72,7 @@ class GateRun:
             self.candidate += self.one_process(candidate)
             if len(self.candidate) == 1 and self.broken is None:
                 self.baseline = comparable(self.candidate[0])
-            self.judged = judge_stored(self.baseline, self.candidate, self._threshold)
+            self.judged = judge_stored(self.baseline, self.candidate, self.threshold)
             return self.judged is not None
 
         self._until_decided(racer_names([candidate]), measure)
@@ -86,15 +83,15 @@ class GateRun:
 
     def _until_decided(self, names: list[str], measure: Callable[[], bool]) -> None:
         """Never fewer replicates than a verdict needs; after that, none that would not end in time."""
-        started, longest_s = self._clock(), 0.0
+        started, longest_s = self.clock(), 0.0
         for number in range(MOST_PROCESSES):
-            begun = self._clock()
-            self.out_of_time = number >= FEWEST_PROCESSES and begun - started + longest_s > self._budget_s
+            begun = self.clock()
+            self.out_of_time = number >= FEWEST_PROCESSES and begun - started + longest_s > self.budget_s
             if self.out_of_time:
                 return
-            self._observer.replicate(number + 1, FEWEST_PROCESSES, names)
+            self.observer.replicate(number + 1, FEWEST_PROCESSES, names)
             goes_on = measure()
-            longest_s = max(longest_s, self._clock() - begun)
+            longest_s = max(longest_s, self.clock() - begun)
             if not goes_on or self.broken is not None or (self.judged and self.judged.verdict != "inconclusive"):
                 return
 

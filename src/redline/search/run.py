@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from redline.launch.door import Door
-from redline.launch.torchrun import invitation
+from redline.launch.workers import invitation
 from redline.model.errors import DoorError
 from redline.model.note import Note, note
 from redline.model.record import Block, Failure, RunRecord, StopReason, TelemetrySample, new_id

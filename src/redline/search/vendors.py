@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from redline.launch.workers import SpawnDoor, run_after, run_script
+from redline.launch.workers import WorkerDoor, run_after, run_script
 from redline.model.errors import TraceError, UsageError
 from redline.model.identity import record_key
 from redline.model.note import note
@@ -195,7 +195,7 @@ def profile_behind(
 
 
 def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunRecord:
-    door = SpawnDoor(record.spec.launch)
+    door = WorkerDoor(record.spec.launch)
     try:
         session = door.open(record.spec)
         prepare = Prepare(spec=record.spec, bare=True)

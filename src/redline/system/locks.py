@@ -5,16 +5,16 @@ Locks that all users of a machine share live in one folder, wherever a process k
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from redline.model.errors import UsageError
 
@@ -24,8 +24,8 @@ SHARED_FOLDER_MODE = 0o1777
 """Everybody may add a lock; only its owner may remove it."""
 SHARED_FILE_MODE = 0o666
 POLL_S = 0.2
-
-_HOLDER_BYTES = 40
+LOCKS = Path("/proc/locks")
+"""Linux lists here which process holds a lock on which file, whoever owns it."""
 
 
 def machine_folder(on_fallback: Callable[[str], None]) -> Path:
@@ -48,104 +48,69 @@ def machine_folder(on_fallback: Callable[[str], None]) -> Path:
 
 
 @contextmanager
-def file_lock(path: Path, *, on_wait: Callable[[str], None] | None = None) -> Iterator[str | None]:
+def file_lock(
+    path: Path, *, on_wait: Callable[[str], None] | None = None, is_singleton: bool = False
+) -> Iterator[str | None]:
     """Hold the lock at `path`. Yields None to the holder.
 
     With `on_wait`, a lock that is held is waited for, and `on_wait` is told once who holds it. Without, the name of
-    the holder is yielded instead of waiting.
+    the holder is yielded instead of waiting. A thread that holds a singleton may ask again, and has it until its first hold ends.
+    Nothing is written into the file, and no link is followed: somebody may have planted another in its place.
     """
-    lock = FileLock(path, mode=SHARED_FILE_MODE, poll_interval=POLL_S)
-    holder = _acquire(lock, path, on_wait)
-    try:
-        yield holder
-    finally:
-        lock.release()
-
-
-def _acquire(lock: BaseFileLock, path: Path, on_wait: Callable[[str], None] | None) -> str | None:
+    lock = FileLock(path, mode=SHARED_FILE_MODE, poll_interval=POLL_S, is_singleton=is_singleton)
+    holder = None
     try:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            if on_wait is None:
-                return _holder(path)
-            on_wait(_holder(path))
-            lock.acquire()
-        _sign(path)
+            holder = _holder(path)
+            if on_wait is not None:
+                on_wait(holder)
+                lock.acquire()
+                holder = None
     except OSError as error:
         lock.release()
         advice = "remove it, or ask its owner to"
         if not os.path.lexists(path):
             advice = f"make {path.parent} writable, or ask its owner to"
         raise UsageError(f"cannot lock {path}: {_why(error)}; {advice}") from None
-    return None
+    try:
+        yield holder
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    """Names the process that holds a lock, if the system tells."""
+    with contextlib.suppress(OSError):
+        held = re.search(rf"FLOCK +ADVISORY +WRITE +([1-9]\d*) \S+:{path.stat().st_ino} ", LOCKS.read_text())
+        if held is not None:
+            return f"process {held[1]}"
+    return "another process"
 
 
 def _make_shared(folder: Path) -> str | None:
     """Make the folder, or check the one that is there; returns what is wrong with it. Follows no link."""
     try:
-        os.mkdir(folder)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        return f"cannot be made ({_why(error)})"
-    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return "is a link" if folder.is_symlink() else "is not a folder that can be opened"
+    except OSError as error:
+        return f"is no folder for locks ({_why(error)})"
     try:
         status = os.fstat(descriptor)
-        if stat.S_IMODE(status.st_mode) == SHARED_FOLDER_MODE:
-            return None
-        if status.st_uid != os.getuid():
-            return f"has the mode {stat.S_IMODE(status.st_mode):o} instead of {SHARED_FOLDER_MODE:o}"
-        os.fchmod(descriptor, SHARED_FOLDER_MODE)  # just made, or left by a process that was killed before this line
+        mode = stat.S_IMODE(status.st_mode)
+        if mode != SHARED_FOLDER_MODE and status.st_uid != os.getuid():
+            return f"has the mode {mode:o} instead of {SHARED_FOLDER_MODE:o}"
+        if mode != SHARED_FOLDER_MODE:  # just made, or left by a process that was killed before this line
+            os.fchmod(descriptor, SHARED_FOLDER_MODE)
         return None
     finally:
         os.close(descriptor)
 
 
-def _sign(path: Path) -> None:
-    """Write who holds the lock. Only into a plain file of one name: anything else somebody has put there."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise OSError(0, "it is not a plain file")
-        if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
-            os.fchmod(descriptor, SHARED_FILE_MODE)
-        # Always the same length, so that nothing of the last holder's name remains.
-        os.pwrite(descriptor, f"process {os.getpid()}".ljust(_HOLDER_BYTES).encode(), 0)
-    finally:
-        os.close(descriptor)
-
-
-def _holder(path: Path) -> str:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return "another process"
-    try:
-        text = os.pread(descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip()
-    except OSError:
-        text = ""
-    finally:
-        os.close(descriptor)
-    return text if text.isprintable() and text else "another process"
-
-
 def _why(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-class _Held(threading.local):
-    """What this thread holds: a gate that also counts kernels asks for its device again."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-
-_held = _Held()
 
 
 @contextmanager
@@ -156,22 +121,14 @@ def device_lock(
 ) -> Iterator[None]:
     """Hold `device` (`cuda:0`, …) alone; waits for another holder and says who it is. The CPU is not locked.
 
-    A thread that holds it may ask again and has it until its first hold ends. `on_note` is told when only this user's
-    processes are kept away.
+    A thread that holds it may ask again. `on_note` is told when only this user's processes are kept away.
     """
     if device == "cpu":
         yield
         return
     name = re.sub("[^A-Za-z0-9-]", "-", physical_name(device))
-    if name in _held.names:
+    with file_lock(machine_folder(on_note) / f"{name}.lock", on_wait=on_wait, is_singleton=True):
         yield
-        return
-    with file_lock(machine_folder(on_note) / f"{name}.lock", on_wait=on_wait):
-        _held.names.add(name)
-        try:
-            yield
-        finally:
-            _held.names.discard(name)
 
 
 def physical_name(device: str) -> str:
@@ -191,7 +148,6 @@ def _uuid_of(identity: str) -> str | None:
 
     try:
         pynvml.nvmlInit()
-        uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(identity)))
+        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(identity))))
     except (ValueError, pynvml.NVMLError):
         return None
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)

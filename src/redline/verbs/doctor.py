@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 from redline.model.errors import MissingExtra, StoreError, install_command
 from redline.model.metrics import Headline, Row, Table
 from redline.model.protocol import AskHealth, Health, HealthItem
-from redline.model.units import counted, format_bytes
+from redline.model.units import counted
 from redline.show.result import Result
-from redline.store.database import VARIABLE, describe, file_of, is_sqlite, resolve
+from redline.store.database import VARIABLE, describe, file_of, resolve
+from redline.store.history import History
 from redline.system.health import Fact, Machine, judged, otherwise
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 
 OLDEST_PYTHON = (3, 11)
-LEAST_FREE_BYTES = 2**30
-"""A traced epoch of a large model can take hundreds of megabytes."""
 DRIVER_FIXES = {
     "NVML_ERROR_LIBRARY_NOT_FOUND": "install the driver with its libraries (libnvidia-ml.so.1); start a container with --gpus all",
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while loaded: reboot, or reload the nvidia kernel modules",
@@ -89,7 +85,6 @@ class Desk:
     installed: Callable[[str], str | None] = lambda name: next(
         (one.version for one in metadata.Distribution.discover(name=name)), None
     )
-    free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
 
     @property
     def version(self) -> str:
@@ -108,12 +103,6 @@ class Desk:
         return ", ".join(f"/{node.relative_to(self.machine.root)}" for node in self.machine.closed_nodes)
 
     @property
-    def governors(self) -> str:
-        """What sets the clocks of the processors. Virtual machines show none, and there is nothing to set."""
-        files = self.machine.root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
-        return ", ".join(sorted(set(map(self.machine.read, files))))
-
-    @property
     def counters_are_closed(self) -> bool:
         is_closed = self.machine.search("proc/driver/nvidia/params", r"^RmProfilingAdminOnly:\s*(\d)") == "1"
         capabilities = int(self.machine.search("proc/self/status", r"^CapEff:\s*([0-9a-f]+)") or "0", 16)
@@ -127,20 +116,6 @@ class Tool(NamedTuple):
     version: str | None
     about: str
     mend: str
-
-
-class Place(NamedTuple):
-    """The history's file. A new one makes its folders, so that the nearest folder that is there counts."""
-
-    file: Path
-    folder: Path
-    free: str
-    has_room: bool
-    is_writable: bool
-
-    @property
-    def is_foreign(self) -> bool:
-        return self.file.is_dir() or bool(self.file.exists() and self.file.stat().st_size and not is_sqlite(self.file))
 
 
 # The facts, and how to mend them
@@ -179,10 +154,6 @@ COUNTERS = (
     ),
     Fact("ncu permissions", otherwise, True, "hardware counters are open to this process"),
 )
-GOVERNOR = (
-    Fact("CPU governor", lambda desk: desk.governors == "performance", True, "performance"),
-    Fact("CPU governor", lambda desk: desk.governors, None, "{0.governors}", "for steadier CPU timings: sudo cpupower frequency-set -g performance"),
-)  # fmt: skip
 TOOLS = (
     Fact("{0.name}", lambda tool: tool.version, True, "{0.version}, {0.about}"),
     Fact("{0.name}", lambda tool: tool.version is None, None, "{0.about}", "{0.mend}"),
@@ -193,14 +164,6 @@ TOOLS = (
         "{0.about} does not answer",
         "run it with --version to see why, or take it off PATH",
     ),
-)
-MOVE = f"set {VARIABLE} to another place"
-HISTORY = (
-    Fact("history", lambda place: place.is_foreign, False, "{0.file} is not a database", f"move it away, or {MOVE}"),
-    Fact("history", lambda place: place.is_writable, True, "{0.file}"),
-    Fact("history", otherwise, False, "{0.file} cannot be written", f"make {{0.folder}} writable, or {MOVE}"),
-    Fact("disk", lambda place: place.has_room, True, "{0.free} free at {0.folder}"),
-    Fact("disk", otherwise, False, "{0.free} free at {0.folder}", f"free some space, or {MOVE}"),
 )
 NO_TORCH = HealthItem(
     name="torch",
@@ -230,9 +193,9 @@ def examine(health: Health | None, desk: Desk | None = None) -> list[HealthItem]
     return [
         *judged(own, desk),
         *(health.items if health else [silent]),
-        *judged([*GOVERNOR, *(COUNTERS if has_counters else ())], desk),
+        *judged(COUNTERS if has_counters else (), desk),
         *(item for tool in [*tools, *_extras(desk)] for item in judged(TOOLS, tool)),
-        *_history(desk),
+        _history(desk.machine),
     ]
 
 
@@ -252,20 +215,17 @@ def _extras(desk: Desk) -> Iterator[Tool]:
             yield Tool(name, version, purpose if version else f"not installed: {purpose}", install_command(extra))
 
 
-def _history(desk: Desk) -> Iterator[HealthItem]:
+def _history(machine: Machine) -> HealthItem:
+    """Opens the history, as the store says best what is wrong with it. A server may take long to answer, and is only named."""
     try:
-        location = resolve(desk.machine.environ.get(VARIABLE))
+        location = resolve(machine.environ.get(VARIABLE))
+        file = file_of(location)
+        if file is not None:
+            with History.open(file) as history:
+                history.require_writable()
     except StoreError as error:
-        yield HealthItem(name="history", ok=False, seen=str(error), mend=f"set {VARIABLE} to a path or a database URL")
-        return
-    file = file_of(location)
-    if file is None:  # a server: opening it is the store's business
-        yield HealthItem(name="history", ok=True, seen=describe(location))
-        return
-    access, folder = desk.machine.access, next(place for place in (*file.parents, file) if place.exists())
-    is_writable = access(folder, os.W_OK | os.X_OK) and (not file.exists() or access(file, os.W_OK))
-    free = desk.free_bytes(folder)
-    yield from judged(HISTORY, Place(file, folder, format_bytes(free), free >= LEAST_FREE_BYTES, is_writable))
+        return HealthItem(name="history", ok=False, seen=str(error), mend=f"set {VARIABLE} to another place")
+    return HealthItem(name="history", ok=True, seen=describe(location))
 
 
 STATES = {True: "ok", False: "broken", None: "absent"}

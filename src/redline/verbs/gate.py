@@ -19,7 +19,16 @@ from xml.etree import ElementTree
 import msgspec
 
 from redline.analyze.checks import COMPILE_THRESHOLD, MEMORY_THRESHOLD, Check, CheckName, check, finite_check
-from redline.analyze.gate import FEWEST_PROCESSES, FEWEST_STORED, THRESHOLD, GateRow, GateVerdict, Judged, middle_s
+from redline.analyze.gate import (
+    FEWEST_PROCESSES,
+    FEWEST_STORED,
+    THRESHOLD,
+    GateBasis,
+    GateRow,
+    GateVerdict,
+    Judged,
+    middle_s,
+)
 from redline.launch.checkout import Checkout, Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.model.errors import BenchError, Exit, SpecError, UsageError
 from redline.model.fields import Frozen, require_choice
@@ -61,6 +70,7 @@ LIMIT = Figure(name="threshold", unit="share", doc="The slowdown that must be ca
 
 
 @verb(
+    takes=("device", "effort"),
     examples=(
         "redline gate bench.toml --baseline main",
         "redline gate bench.toml --baseline records.redline --summary gate.md",
@@ -91,15 +101,8 @@ def gate(
         ),
     ] = None,
     benchmark: Annotated[str | None, setting("Only this benchmark of the file.", group=WHAT)] = None,
-    device: Annotated[
-        str | None,
-        setting("The device, where the file names none.", group=WHAT, shape="[auto|cpu|cuda|cuda:N|rocm|rocm:N]"),
-    ] = None,
     threshold: Annotated[float | None, _THRESHOLD] = None,
     fail_on: Annotated[Sequence[str], _FAIL_ON] = (),
-    effort: Annotated[
-        str | None, setting("How long each process is timed. Default: quick.", shape="[quick|normal|strict]")
-    ] = None,
     budget: Annotated[
         float | None, setting("Seconds for everything together. Default: 900; 3600 with --bisect.", least=1)
     ] = None,
@@ -113,7 +116,7 @@ def gate(
     """Fail when a benchmark got slower than a baseline. For CI.
 
     Fresh processes of both sides are measured interleaved until each benchmark is faster, slower or the same, or the time is up. Where the baseline
-    cannot be run, its stored records of the same device and settings are used. The time of a step is compared: +5 % is slower.
+    cannot be run, its stored records of the same device and settings are used. The time of a step is compared: +5 % is slower. Without --effort it is quick.
 
     Exit codes: 0 nothing is slower; 1 something is slower, broken or failed a check; 2 a mistake in what was asked; 3 undecided or incomparable
     (0 with --undecided ok). With --bisect: 0 found; 3 not found, as the last is not slower or a gate was not decided.
@@ -124,8 +127,7 @@ def gate(
         require_choice("fail-on", name, CheckName)
     if junit is not None:
         check_file(junit)
-    given = {name: value for name, value in (("device", device), ("effort", effort)) if value is not None} | settings
-    benchmarks, environment = load_benchmarks(file, given, threshold=threshold, fail_on=fail_on, trust=trust)
+    benchmarks, environment = load_benchmarks(file, settings, threshold=threshold, fail_on=fail_on, trust=trust)
     chosen = [known for known in benchmarks if benchmark in (None, known.name)]
     if not chosen:
         names = ", ".join(known.name for known in benchmarks)
@@ -159,8 +161,7 @@ class GateSettings(Frozen):
     def __post_init__(self) -> None:
         check_settings(self)
         if not self.name.isprintable() or len(self.name) > LONGEST_NAME:
-            shown = f"{self.name[:40]!r}"
-            raise SpecError(f"name must be a text of {LONGEST_NAME} printable characters or less, got {shown}")
+            raise SpecError(f"name must be {LONGEST_NAME} printable characters or less, got {self.name[:40]!r}")
         for name in self.fail_on:
             require_choice("fail_on", name, CheckName)
 
@@ -192,7 +193,8 @@ def load_benchmarks(
         try:
             environment = convert_table(table.pop("environment", {}), Setup, "environment: ")
             own: dict[str, Any] = {name: table.pop(name) for name in GateSettings.__struct_fields__ if name in table}
-            own["fail_on"] = [*_listed(own.get("fail_on", [])), *fail_on]
+            checks = own.get("fail_on", [])
+            own["fail_on"] = [*(checks if isinstance(checks, list) else [checks]), *fail_on]
             if threshold is not None:
                 own["threshold"] = threshold
             asked = convert_table(own, GateSettings)
@@ -207,10 +209,6 @@ def load_benchmarks(
             where = f": [[run]] {number}" if len(tables) > 1 else ""
             raise SpecError(f"{path}{where}: {error}") from None
     return list(found.values()), environment
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _name_of(spec: RunSpec) -> str:
@@ -252,9 +250,8 @@ def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: Ex
     if kind == "tag" and name:
         with workspace.reading() as history:
             ids = set(history.tagged(name))
-            if not ids:
-                advice = f"'redline history tag ID {name}' sets it"
-                raise UsageError(f"no record in {history.location} has the tag {name!r}: {advice}")
+        if not ids:
+            raise UsageError(f"no record has the tag {name!r}: 'redline history tag ID {name}' sets it")
         return Baseline(
             name=f"records tagged {name}", records=lambda spec: [record for record in kept(spec) if record.id in ids]
         )
@@ -304,7 +301,10 @@ class Gate:
             # What only the other commit can run was broken since; what neither can is a mistake in what was asked.
             if checkout is None or other is None:
                 raise
-            return _row(benchmark, "failed", [note("not-runnable", f"it cannot be measured any more: {error}")])
+            why = note("not-runnable", f"it cannot be measured any more: {error}")
+            return GateRow(
+                name=benchmark.name, verdict="failed", threshold=benchmark.threshold, basis="none", notes=(why,)
+            )
         with self.workspace.lock(spec.device):
             run = self._run(benchmark, left)
             if other is not None:
@@ -392,7 +392,7 @@ def _measured(benchmark: GateBenchmark, run: GateRun, notes: list[Note], *, is_s
     verdict: GateVerdict = judged.verdict
     if broken is not None:
         verdict = "failed" if broken in run.candidate else "incomparable"
-    basis = "interleaved" if run.unlike is None else "none"
+    basis: GateBasis = "interleaved" if run.unlike is None else "none"
     if is_stored:
         basis = "stored" if run.baseline else "none"
         if 0 < len(run.baseline) < FEWEST_STORED:
@@ -415,24 +415,23 @@ def _measured(benchmark: GateBenchmark, run: GateRun, notes: list[Note], *, is_s
         # The ratio is of processes that ran side by side. Both times are moved as little as they must to be that far apart.
         centre_s, half = math.sqrt(before_s * now_s), math.sqrt(judged.ratio)
         before_s, now_s = centre_s * half, centre_s / half
-    return _row(
-        benchmark,
-        verdict,
-        [*run.notes(), *notes],
-        **{name: getattr(judged, name) for name in ("ratio", "low", "high", "confidence")},
+    return GateRow(
+        name=benchmark.name,
+        verdict=verdict,
+        threshold=benchmark.threshold,
         basis=basis,
+        ratio=judged.ratio,
+        low=judged.low,
+        high=judged.high,
+        confidence=judged.confidence,
         baseline_s=before_s,
         candidate_s=now_s,
         baseline_processes=len(run.baseline),
         candidate_processes=len(run.candidate),
         checks=tuple(checks),
+        notes=(*run.notes(), *notes),
         record_ids=tuple(record.id for record in run.candidate),
     )
-
-
-def _row(benchmark: GateBenchmark, verdict: GateVerdict, notes: Sequence[Note], **known: Any) -> GateRow:
-    about = {"name": benchmark.name, "threshold": benchmark.threshold, "basis": "none", **known}
-    return GateRow(verdict=verdict, notes=tuple(notes), **about)
 
 
 def against_history(
@@ -519,8 +518,8 @@ def junit_of(rows: Sequence[GateRow], baseline: str, *, undecided_ok: bool = Fal
     counts: Counter[str] = Counter()
     for row in rows:
         case = ElementTree.SubElement(suite, "testcase", classname="redline.gate", name=one_line(row.name))
-        kind = "failure" if row.failed else ("skipped" if undecided_ok else "error") if row.undecided else ""
-        kind = "error" if row.verdict == "failed" else kind
+        undecided = ("skipped" if undecided_ok else "error") if row.undecided else ""
+        kind = "error" if row.verdict == "failed" else "failure" if row.failed else undecided
         said = one_line(str(row))
         if kind:
             details = map(one_line, map(str, (*(known.said for known in row.checks), *row.notes)))

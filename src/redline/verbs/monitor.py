@@ -30,48 +30,41 @@ Look = Mapping[str, Any]
 """One device at one moment. None is unknown, never 0."""
 
 SATURATED = 0.95
+"""A device that was busy for this share of the time between two looks has nothing to give any more."""
 LOOKS_KEPT = 100_000
 FIGURES = {
-    figure.name: figure
-    for figure in (
-        Figure(name="utilisation", unit="share", header="busy"),
-        Figure(name="memory_used_bytes", unit="B", header="memory"),
-        Figure(name="memory_bytes", unit="B", header="of"),
-        Figure(name="power_w", unit="W", header="power"),
-        Figure(name="power_limit_w", unit="W", header="limit"),
-        Figure(name="temperature_c", unit="°C", header="temperature"),
-        Figure(name="clock_hz", unit="Hz", header="clock"),
-        Figure(name="max_clock_hz", unit="Hz", header="highest clock"),
-        Figure(name="pcie_received_per_s", unit="B/s", header="PCIe in"),
-        Figure(name="pcie_sent_per_s", unit="B/s", header="PCIe out"),
-        Figure(name="nvlink_received_per_s", unit="B/s", header="NVLink in"),
-        Figure(name="nvlink_sent_per_s", unit="B/s", header="NVLink out"),
-        Figure(name="energy_j", unit="J", header="energy", doc="Since the beginning."),
+    name: Figure(name=name, unit=unit, header=header)
+    for name, unit, header in (
+        ("utilisation", "share", "busy"),
+        ("memory_used_bytes", "B", "memory"),
+        ("memory_bytes", "B", "of"),
+        ("power_w", "W", "power"),
+        ("power_limit_w", "W", "limit"),
+        ("temperature_c", "°C", "temperature"),
+        ("clock_hz", "Hz", "clock"),
+        ("max_clock_hz", "Hz", "highest clock"),
+        ("energy_j", "J", "energy"),
     )
 }
 SHOWN = ("device", "utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz", "throttle", "processes")
-TOTALS: tuple[tuple[Figure, str, Callable[[Sequence[float]], float | None]], ...] = (
-    (Figure(name="mean_utilisation", unit="share", header="busy"), "utilisation", fmean),
-    (Figure(name="peak_utilisation", unit="share", header="peak"), "utilisation", max),
+TOTALS: tuple[tuple[str, str, str, str, Callable[[Sequence[float]], float | None]], ...] = (
+    ("mean_utilisation", "share", "busy", "utilisation", fmean),
+    ("peak_utilisation", "share", "peak", "utilisation", max),
     (
-        Figure(
-            name="saturated_share", unit="share", header="saturated", doc="Looks at which it was busy for 95 % or more."
-        ),
+        "saturated_share",
+        "share",
+        "saturated",
         "utilisation",
         lambda values: fmean(value >= SATURATED for value in values),
     ),
-    (Figure(name="mean_power_w", unit="W", header="power"), "power_w", fmean),
-    (Figure(name="peak_power_w", unit="W", header="peak power"), "power_w", max),
-    (
-        Figure(name="energy_j", unit="J", header="energy"),
-        "energy_j",
-        lambda values: values[-1] - values[0] if len(values) > 1 else None,
-    ),
-    (Figure(name="peak_memory_bytes", unit="B", header="memory"), "memory_used_bytes", max),
-    (Figure(name="peak_temperature_c", unit="°C", header="hottest"), "temperature_c", max),
-    (Figure(name="mean_clock_hz", unit="Hz", header="clock"), "clock_hz", fmean),
+    ("mean_power_w", "W", "power", "power_w", fmean),
+    ("peak_power_w", "W", "peak power", "power_w", max),
+    ("energy_j", "J", "energy", "energy_j", lambda values: values[-1] - values[0] if len(values) > 1 else None),
+    ("peak_memory_bytes", "B", "memory", "memory_used_bytes", max),
+    ("peak_temperature_c", "°C", "hottest", "temperature_c", max),
+    ("mean_clock_hz", "Hz", "clock", "clock_hz", fmean),
 )
-"""What the looks add up to: a figure, of which figure of a look it is made, and how."""
+"""What the looks add up to: name, unit and header of a figure, of which figure of a look it is made, and how."""
 THROTTLED = Figure(name="throttled_s", unit="s", header="throttled")
 TOTAL_COLUMNS = ("device", "mean_utilisation", "energy_j", "mean_power_w", "peak_memory_bytes", "throttled_s")
 
@@ -89,7 +82,6 @@ def monitor(
         Any, setting("Time between two looks, such as 1 or 500ms.", kind=str, shape="TIME", read=seconds_of)
     ] = 1.0,
     duration: Annotated[Any, target("Stop after this long. Default: at Ctrl-C.")] = None,
-    attach: Annotated[int | None, setting("Watch only the GPUs this process uses, while it runs.", shape="PID")] = None,
     csv: Annotated[Any, setting("Log every look as a row.", group=OUTPUT, kind=Path, shape="FILE")] = None,
     openmetrics: Annotated[
         str | None, setting("Also serve the figures to Prometheus, such as :9400.", group=OUTPUT, shape="[HOST]:PORT")
@@ -98,9 +90,9 @@ def monitor(
 ) -> Result:
     """Show every GPU and the CPU live: load, memory, power, clocks.
 
-    Throttling, traffic and processes are shown too. Ctrl-C ends it with a summary. What a driver does not report is shown as unknown.
+    Throttling and processes are shown too. Ctrl-C ends it with a summary. What a driver does not report is shown as unknown.
     """
-    machine = machine or Machine(attach=attach)
+    machine = machine or Machine()
     kept: list[Look] = []
     with ExitStack() as stack:
         hearers = [serve_metrics(openmetrics)] if openmetrics is not None else []
@@ -124,54 +116,34 @@ def monitor(
 
 
 def _series(machine: Machine, seconds: float | None, interval_s: float) -> Iterator[list[Look]]:
-    """Looks until the time is over, the attached process ends or Ctrl-C comes."""
+    """Looks until the time is over or Ctrl-C comes."""
     ends = None if seconds is None else time.monotonic() + seconds
     while True:
         time.sleep(interval_s if ends is None else max(min(interval_s, ends - time.monotonic()), 0.0))
         yield machine.look()
-        if machine.is_over or (ends is not None and time.monotonic() >= ends):
+        if ends is not None and time.monotonic() >= ends:
             return
 
 
 class Machine:
     """The devices that are looked at."""
 
-    def __init__(self, cards: Sequence[Card] | None = None, attach: int | None = None) -> None:
-        self._gpus = [_Gpu(number, card) for number, card in enumerate(open_all_cards() if cards is None else cards)]
+    def __init__(self, cards: Sequence[Card] | None = None) -> None:
+        self._cards = [(card, EnergyMeter(), card.facts()) for card in (open_all_cards() if cards is None else cards)]
         self._package = EnergyMeter()
-        self._attached = _process(attach) if attach is not None else None
         self._began = time.monotonic()
         psutil.cpu_percent(interval=None)
 
     def look(self) -> list[Look]:
         at_s = time.monotonic() - self._began
-        gpus = [gpu.look(at_s) for gpu in self._gpus]
-        if self._attached is None:
-            return [self._cpu(at_s, None), *gpus]
-        held = {process.pid: _memory(process) for process in (self._attached, *_children(self._attached))}
-        cpu = self._cpu(at_s, {pid: size for pid, size in held.items() if size is not None})
-        return [cpu, *(look for look in gpus if _may_use(set(held), look["processes"]))]
-
-    @property
-    def is_over(self) -> bool:
-        """The process that was attached to has ended."""
-        if self._attached is None:
-            return False
-        try:
-            return not self._attached.is_running() or self._attached.status() == psutil.STATUS_ZOMBIE
-        except psutil.Error:  # it ended while it was asked
-            return True
-
-    def _cpu(self, at_s: float, processes: dict[int, int] | None) -> Look:
         self._package.read(package_energy_j())
-        frequency = psutil.cpu_freq()
-        memory = psutil.virtual_memory()
-        return {
+        frequency, memory = psutil.cpu_freq(), psutil.virtual_memory()
+        cpu: Look = {
             "device": "cpu",
             "name": cpu_name(),
             "at_s": at_s,
             "throttle": None,
-            "processes": processes,
+            "processes": None,
             "utilisation": psutil.cpu_percent(interval=None) / 100,
             "memory_used_bytes": memory.used,
             "memory_bytes": memory.total,
@@ -180,69 +152,20 @@ class Machine:
             "max_clock_hz": frequency.max * 1e6 if frequency and frequency.max else None,
             "energy_j": self._package.joules,
         }
+        return [cpu, *(self._gpu(number, at_s) for number in range(len(self._cards)))]
 
-
-class _Gpu:
-    """A GPU with what must be remembered between two looks at it."""
-
-    def __init__(self, number: int, card: Card) -> None:
-        self._number, self._card, self._facts = number, card, card.facts()
-        self._meter = EnergyMeter()
-        self._before: Look = {}
-
-    def look(self, at_s: float) -> Look:
-        card, before = self._card, self._before
-        self._meter.read(card.energy_j())
-        reading, traffic = card.reading(), card.traffic()
-        self._before = {**traffic, "at_s": at_s}
+    def _gpu(self, number: int, at_s: float) -> Look:
+        card, meter, facts = self._cards[number]
+        meter.read(card.energy_j())
+        known = {**facts, **card.reading(), "memory_bytes": card.memory_bytes(), "energy_j": meter.joules}
         return {
-            "device": f"gpu{self._number}",
+            **{name: known.get(name) for name in FIGURES},
+            "device": f"gpu{number}",
             "name": card.name() or "GPU",
             "at_s": at_s,
             "throttle": card.throttle_reasons(),
             "processes": card.processes(),
-            **{name: reading.get(name) for name in FIGURES},
-            "memory_bytes": card.memory_bytes(),
-            "power_limit_w": self._facts.get("power_limit_w"),
-            "max_clock_hz": self._facts.get("max_clock_hz"),
-            "pcie_received_per_s": traffic.get("pcie_received"),
-            "pcie_sent_per_s": traffic.get("pcie_sent"),
-            "nvlink_received_per_s": _rate(before, self._before, "nvlink_received_total"),
-            "nvlink_sent_per_s": _rate(before, self._before, "nvlink_sent_total"),
-            "energy_j": self._meter.joules,
         }
-
-
-def _rate(before: Look, now: Look, name: str) -> float | None:
-    """What a counter counts per second; None until it was read twice."""
-    old, new = before.get(name), now.get(name)
-    return (new - old) / (now["at_s"] - before["at_s"]) if old is not None and new is not None else None
-
-
-def _may_use(members: set[int], processes: Mapping[int, int | None] | None) -> bool:
-    """True if one of these may compute on a card. In a container the driver may speak of the host's numbers, and nobody knows."""
-    return processes is None or bool(members & processes.keys()) or any(not psutil.pid_exists(pid) for pid in processes)
-
-
-def _process(pid: int) -> psutil.Process:
-    try:
-        return psutil.Process(pid)
-    except (psutil.NoSuchProcess, ValueError):
-        raise UsageError(f"there is no process {pid} to attach to") from None
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
-
-
-def _memory(process: psutil.Process) -> int | None:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return None
 
 
 # Where the looks go
@@ -319,9 +242,9 @@ def looks_table(looks: Sequence[Look]) -> Table:
 def total_row(looks: Sequence[Look]) -> Row:
     """Each figure over the looks that have it; unknown where no look has it."""
     metrics = []
-    for figure, name, summed in TOTALS:
-        known = [value for look in looks if (value := look.get(name)) is not None]
-        metrics.append(figure(summed(known) if known else None))
+    for name, unit, header, of, summed in TOTALS:
+        known = [value for look in looks if (value := look.get(of)) is not None]
+        metrics.append(Figure(name=name, unit=unit, header=header)(summed(known) if known else None))
     known = [look for look in looks if look["throttle"] is not None]
     throttled_s = sum(later["at_s"] - earlier["at_s"] for earlier, later in pairwise(known) if later["throttle"])
     facts: dict[str, Fact] = {"device": f"{looks[0]['device']} {looks[0]['name']}", "looks": len(looks)}

@@ -33,7 +33,6 @@ from redline.analyze.profile import profile_of
 from redline.analyze.ranks import late_rank
 from redline.analyze.watch import Reader, Steps, main_logs, rates_of, wait_for
 from redline.analyze.watch_findings import RunFacts, findings
-from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     ProcessLog,
     SpoolReader,
@@ -75,6 +74,7 @@ from redline.show.terminal import make_console
 from redline.show.trackers import check_tracker, log_result
 from redline.store.ledgers import Hold
 from redline.system.telemetry import cpu_name
+from redline.system.telemetry.meters import Meters
 from redline.trace.decode import read_trace
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
@@ -316,9 +316,8 @@ class Watch:
         self._folder = Path(tempfile.mkdtemp(prefix="redline-watch-"))
         self._meters = Meters()
         self._meters.look(os.getpid())
-        self._beside = BesideProgram(self._meters)
         self._started_at = time.time()
-        self._beside.start()
+        self._meters.begin()
         self._installed = install(str(self._folder), profiles=self._profiles, in_program=True)
         return self
 
@@ -336,7 +335,7 @@ class Watch:
         if folder is None:
             return  # the watch around this one goes on, and tells what it saw
         installed.remove()
-        self._beside.stop()
+        self._meters.end()
         self._meters.look(os.getpid(), at_once=True)
         name, code = self._name or Path(sys.argv[0] or "program").name, None if kind is None else 1
         logs = SpoolReader(folder, Reader).refresh()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from redline.bench.device.cuda import CudaDevice
-from redline.system.telemetry.amd import open_amd_card
+from redline.system.telemetry.amd import open_amd_cards
 from redline.system.telemetry.card import Card
 
 
@@ -20,7 +20,7 @@ class RocmDevice(CudaDevice):
     kind = "rocm"
 
     def _open_card(self) -> Card:
-        return open_amd_card(self._pci_address()) or Card()
+        return next(iter(open_amd_cards(self._pci_address())), Card())
 
     def shorten_launches(self) -> None:
         return None  # nothing of the kind is known of AMD

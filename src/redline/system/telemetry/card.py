@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
+
+import psutil
 
 
 class Card:
@@ -26,10 +29,6 @@ class Card:
     def memory_bytes(self) -> int | None:
         return None
 
-    def traffic(self) -> dict[str, float | None]:
-        """Bytes per second over PCIe in each direction, and bytes over NVLink since some moment."""
-        return {}
-
     def throttle_reasons(self) -> tuple[str, ...] | None:
         return None
 
@@ -37,13 +36,28 @@ class Card:
         """Bytes by process, None where the driver hides them; None for all where the card does not tell."""
         return None
 
+    def strangers(self, family: Collection[int]) -> tuple[str, ...]:
+        """Processes on it outside of a family, with their names where they can be seen.
+
+        In a container the driver may speak of the host's process numbers: then nothing can be told apart.
+        """
+        running = set(self.processes() or ())
+        return tuple(map(_described, sorted(running.difference(family)))) if running.intersection(family) else ()
+
     def foreign_processes(self) -> tuple[str, ...]:
-        """Processes on it that are not of our family, with their names where they can be seen."""
+        """Processes on it that are not of our family."""
         return ()
 
     def own_memory_bytes(self) -> int | None:
         """Bytes that the driver counts for this process."""
         return None
+
+
+def _described(pid: int) -> str:
+    try:
+        return f"{pid} {psutil.Process(pid).name()}"
+    except psutil.Error:
+        return str(pid)
 
 
 class EnergyMeter:
