@@ -24,7 +24,7 @@ from redline.model.units import THIN_SPACE
 from redline.show.contents import Contents, contents_of
 from redline.show.dashboard import answers_of
 from redline.show.payload import payload_of
-from redline.show.report import write_folder
+from redline.show.report import result_of, write_folder
 from redline.verbs.tune import tune
 from redline.verbs.workspace import Workspace
 
@@ -101,7 +101,7 @@ def test_every_output_says_the_same(
     lines = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
     tables = json.loads((tmp_path / "results.json").read_text())["tables"]
     documents = {row.get("record_id"): row for name, rows in tables.items() if "results" in name for row in rows}
-    columns = payload_of(contents)["columns"]
+    columns = payload_of(contents, result_of(contents))["columns"]
     markdown = (tmp_path / "report.md").read_text().replace("\\", "")
     for number, (line, cells) in enumerate(zip(contents.lines, lines, strict=True)):
         row = row_of(line.row)

@@ -116,7 +116,8 @@ def test_memory_that_was_looked_at_is_in_the_dashboard(tmp_path: Path, monkeypat
             names = [row["name"] for row in data_of(page)["memories"]]
             assert len(names) == shown
             assert f"resnet50 · {record.spec.workload.task} · baseline · batch 8 · a GPU" in names
-        told = payload_of(contents_of([record], memories=rows))["memories"][0]
+        contents = contents_of([record], memories=rows)
+        told = payload_of(contents, result_of(contents))["memories"][0]
         assert (told["kinds"], told["reserved"]) == ({"weights": [30]}, [40])
 
 
@@ -254,7 +255,8 @@ def _check_csv(text: str, count: int) -> None:
 
 
 def test_data_in_the_page_reads_back_as_it_was() -> None:
-    payload = payload_of(contents_of(sweep_records(model=["</script>&\u2028"])))
+    contents = contents_of(sweep_records(model=["</script>&\u2028"]))
+    payload = payload_of(contents, result_of(contents))
     assert json.loads(as_json(payload)) == json.loads(json.dumps(payload))
 
 

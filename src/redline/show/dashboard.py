@@ -179,6 +179,10 @@ def _filled(part: str) -> Callable[[Payload], bool]:
     return lambda payload: bool(payload[part])
 
 
+def _drawn(table: str) -> Callable[[Payload], bool]:
+    return lambda payload: table in payload["tables"]
+
+
 def _several_batches(payload: Payload) -> bool:
     batches = payload["columns"].get("batch", [])
     return "throughput" in payload["columns"] and len({batch for batch in batches if batch is not None}) > 1
@@ -197,7 +201,7 @@ CHARTS = (
         "gains",
         "From the baseline to the fastest recipe",
         "Measured times of a step: the baseline, the winner without each of its switches, the winner; and the roofline.",
-        _filled("gain_paths"),
+        _drawn("gains"),
         wide=True,
     ),
     Chart(
@@ -248,19 +252,19 @@ CHARTS = (
         "learning",
         "Losses and accuracy",
         "By epoch; training losses dashed. Accuracy is on the held-out part.",
-        _filled("trainings"),
+        _drawn("epochs"),
     ),
     Chart(
         "epochs",
         "Epochs",
         "Time, speed, share of the time spent waiting for data, memory and utilisation of each epoch.",
-        _filled("trainings"),
+        _drawn("epochs"),
     ),
     Chart(
         "load",
         "Latency under load",
         "Requests that arrive at random; latency counts from the intended arrival. p50 dashed.",
-        _filled("loads"),
+        _drawn("loads"),
     ),
     Chart(
         "generation",
@@ -322,7 +326,7 @@ STYLE = "style.css"
 
 def dashboard(contents: Contents, result: Result) -> str:
     """`result` has the tables of the report, which the page shows below its charts."""
-    payload = payload_of(contents)
+    payload = payload_of(contents, result)
     script = _script()
     library, packed = _library()
     # Names are not trusted: everything the template fills in is escaped, and the data is not markup.

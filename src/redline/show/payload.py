@@ -16,7 +16,7 @@ from redline.model.metrics import Table
 from redline.model.record import RunRecord, TelemetrySample
 from redline.model.work import MemoryCategory
 from redline.show.contents import Contents, line_row
-from redline.show.result import columns_of
+from redline.show.result import Result, columns_of
 
 DIGITS = 6
 """The page keeps this many digits of a number; `results.csv` and `results.json` keep all of them."""
@@ -59,12 +59,14 @@ def short(value: Any, digits: int = DIGITS) -> Any:
 
 
 PAYLOAD_SCHEMA = 1
+DRAWN = ("epochs", "loads", "knees", "gains")
+"""These tables of the report are drawn as charts, too."""
 
 DISTRIBUTIONS = 200
 TELEMETRY_RECORDS = 60
 PROFILES = 40
-TRAININGS = 60
 MEMORIES = 20
+MOST_LINES = 5000
 """How many of the newest are in the page: a page of thousands of records must still open at once."""
 QUANTILES = 61
 TELEMETRY_SAMPLES = 400
@@ -73,25 +75,23 @@ KERNELS = 40
 TELEMETRY = ("utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz")
 
 
-def payload_of(contents: Contents) -> dict[str, Any]:
+def payload_of(contents: Contents, result: Result) -> dict[str, Any]:
+    """Returns what the page's scripts draw. Charts of epochs, loads, knees and gains read the tables of the report itself."""
     return {
         "schema": PAYLOAD_SCHEMA,
         "count": len(contents.lines),
         "records": len(contents.records),
         "columns": page_columns(contents),
         "shown": _shown(contents),
+        "tables": {table.name: _lines(table, contents) for table in result.tables if table.name in DRAWN},
         "csv_columns": list(columns_of(Table(name="results", rows=tuple(map(line_row, contents.lines))))),
-        "knees": list(_knees(contents)),
         "distributions": list(_distributions(contents)),
         "telemetry": list(_telemetry(contents)),
         "profiles": list(_profiles(contents)),
         "rooflines": msgspec.to_builtins(contents.rooflines),
         "lanes": list(_lanes(contents)),
         "processes": _processes(contents),
-        "trainings": list(_trainings(contents)),
-        "loads": list(_loads(contents)),
         "memories": list(_memories(contents)),
-        "gain_paths": list(_gain_paths(contents)),
     }
 
 
@@ -103,17 +103,14 @@ def as_json(payload: dict[str, Any]) -> str:
     return text
 
 
-def _knees(contents: Contents) -> Iterator[dict[str, Any]]:
-    for curve in contents.curves:
-        if curve.knee is not None:
-            yield {
-                "subject": str(curve.subject),
-                "recipe": curve.recipe,
-                "batch": curve.knee.batch,
-                "throughput": short(curve.knee.throughput_per_s),
-                "share": short(curve.knee.share),
-                "limit_per_s": short(curve.knee.limit_per_s),
-            }
+def _lines(table: Table, contents: Contents) -> dict[str, Any]:
+    """Returns a table column by column, with the number of the dashboard's row that each of its rows is about."""
+    numbers, rows = numbers_of(contents), table.rows[-MOST_LINES:]
+    columns = columns_of(msgspec.structs.replace(table, rows=rows))
+    return {
+        "rows": [numbers.get(row.record_id) for row in rows],
+        "columns": {name: _packed(values) for name, values in columns.items()},
+    }
 
 
 def numbers_of(contents: Contents) -> dict[str, int]:
@@ -180,11 +177,7 @@ def _profiles(contents: Contents) -> Iterator[dict[str, Any]]:
 
 def _profile(profile: Profile) -> dict[str, Any]:
     return {
-        "on_device": profile.has_device,
-        "busy_share": short(profile.timeline.busy_s / profile.timeline.span_s) if profile.timeline.span_s else None,
         "bound": profile.bound.label,
-        "bound_evidence": str(profile.bound.evidence),
-        "unclassified_share": short(profile.unclassified_share),
         "classes": [
             {"name": row.name, "total_s": short(row.total_s), "share": short(row.share), "calls": row.calls}
             for row in profile.classes
@@ -230,58 +223,6 @@ def _processes(contents: Contents) -> dict[str, list[list[Any]]]:
         for number, line in enumerate(contents.lines)
         if len(line.processes) > 1
     }
-
-
-def _gain_paths(contents: Contents) -> Iterator[dict[str, Any]]:
-    numbers = numbers_of(contents)
-    for found in contents.gain_paths:
-        bars = msgspec.to_builtins(found.bars)
-        yield {"row": numbers.get(found.record_id), "title": found.title, "bars": bars}
-
-
-EPOCH_FIGURES = (
-    "train_loss", "val_loss", "val_accuracy", "seconds", "samples_per_s", "data_wait_share", "peak_bytes", "utilisation"
-)  # fmt: skip
-
-
-def _trainings(contents: Contents) -> Iterator[dict[str, Any]]:
-    """Each figure by epoch; figures without a value are left out."""
-    numbers = numbers_of(contents)
-    for number in _newest(contents.records, TRAININGS, lambda record: bool(record.epochs)):
-        training = contents.rows[number].training
-        assert training is not None
-        series = {name: [short(getattr(epoch, name)) for epoch in training.epochs] for name in EPOCH_FIGURES}
-        known = {name: values for name, values in series.items() if any(value is not None for value in values)}
-        yield {
-            "row": numbers[contents.records[number].id],
-            "epoch": [epoch.number for epoch in training.epochs],
-            "series": known,
-        }
-
-
-LOAD_FIGURES = (
-    "p50_s",
-    "p95_s",
-    "p99_s",
-    "queue_s",
-    "batching_s",
-    "compute_s",
-    "mean_batch",
-    "achieved_rate",
-    "busy_share",
-)
-
-
-def _loads(contents: Contents) -> Iterator[dict[str, Any]]:
-    """Each figure by rate."""
-    numbers = numbers_of(contents)
-    for number in _newest(contents.records, TRAININGS, lambda record: bool(record.loads)):
-        load = contents.rows[number].load
-        assert load is not None
-        series = {name: [short(getattr(point, name)) for point in load.points] for name in LOAD_FIGURES}
-        rates = [short(point.rate) for point in load.points]
-        row = numbers[contents.records[number].id]
-        yield {"row": row, "rate": rates, "series": series, "sustainable_rate": short(load.sustainable_rate)}
 
 
 def _memories(contents: Contents) -> Iterator[dict[str, Any]]:

@@ -231,7 +231,7 @@ def _search_rows(contents: Contents) -> Iterator[Row]:
 
 def _gain_rows(path: GainPath) -> Iterator[Row]:
     for bar in path.bars:
-        facts: dict[str, Fact] = {"step": bar.label, "gain": bar.told, "kind": bar.kind, "path": path.title}
+        facts: dict[str, Fact] = {"stage": bar.label, "gain": bar.told, "kind": bar.kind, "path": path.title}
         yield Row(facts=facts, metrics=(STEP(bar.seconds),), record_id=path.record_id)
 
 

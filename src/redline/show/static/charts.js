@@ -46,12 +46,12 @@ const CHARTS = {
     });
     if (!drawn) return null;
     const shown = new Map(drawn.lines.map((line) => [line[0].series, line]));
-    const knees = PAYLOAD.knees.filter((knee) => shown.has(`${knee.subject}\u0000${knee.recipe}`));
+    const knees = (LINES.knees ?? []).filter((knee) => shown.has(`${knee.subject}\u0000${knee.recipe}`));
     if (knees.length) {
       drawn.traces.push({
-        type: "scatter", mode: "markers", label: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput),
+        type: "scatter", mode: "markers", label: "knee", meta: "guide", x: knees.map((knee) => knee.knee_batch), y: knees.map((knee) => knee.throughput),
         marker: { symbol: "star", size: 16, color: knees.map((knee) => style(shown.get(`${knee.subject}\u0000${knee.recipe}`)[0]).colour), line: { width: 1.5, color: colour("ink") } },
-        hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.batch}</b><br>${plain(knee.recipe, 70)}<br>${Math.round(100 * knee.share)} % of the ${figure(knee.limit_per_s, 5)} per second that larger batches near`),
+        hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.knee_batch}</b><br>${plain(knee.recipe, 70)}<br>${Math.round(100 * knee.of_limit)} % of the ${figure(knee.limit, 5)} per second that larger batches near`),
       });
     }
     const items = distinct(drawn.lines.map((line) => line[0].item || "items"));
@@ -267,52 +267,45 @@ const CHARTS = {
   },
 
   load: (rows, section, redraw) => {
-    const shown = new Set(rows.map((row) => row.number));
-    const kept = PAYLOAD.loads.filter((each) => shown.has(each.row));
+    const kept = linesOf("loads", rows).filter((line) => line[0].about);
     if (!kept.length) return null;
     const figures = {
-      latency: ["latency", "ms", 1e3, [["p99_s", "solid"], ["p50_s", "dash"]]],
-      queue: ["waiting for the device", "ms", 1e3, [["queue_s", "solid"]]],
-      batching: ["waiting for the batch to fill", "ms", 1e3, [["batching_s", "solid"]]],
-      compute: ["computing", "ms", 1e3, [["compute_s", "solid"]]],
+      latency: ["latency", "ms", 1e3, [["latency_p99", "solid"], ["latency_p50", "dash"]]],
+      queue: ["waiting for the device", "ms", 1e3, [["queue", "solid"]]],
+      batching: ["waiting for the batch to fill", "ms", 1e3, [["batching", "solid"]]],
+      compute: ["computing", "ms", 1e3, [["compute", "solid"]]],
       batch: ["requests per batch", "", 1, [["mean_batch", "solid"]]],
       achieved: ["requests completed per second", "", 1, [["achieved_rate", "solid"]]],
-      busy: ["device busy", "%", 100, [["busy_share", "solid"]]],
+      busy: ["device busy", "%", 100, [["busy", "solid"]]],
     };
-    const [title, unit, factor, parts] = figures[pick(section, "figure", Object.keys(figures).map((name) => [name, figures[name][0]]), redraw)];
-    const [lines, remark] = limited(kept.reverse(), MOST_SERIES, "loads");
-    const name = namer(lines.map((each) => ROWS[each.row]));
-    const traces = lines.flatMap((each, place) => parts.map(([field, dash]) => ({
-      type: "scatter", mode: "lines+markers", label: `${name(ROWS[each.row])}${field === "p50_s" ? " (p50)" : ""}`, legendgroup: String(each.row), x: each.rate,
-      y: each.series[field].map((value) => (known(value) ? value * factor : null)), line: { color: paletteColour(place), width: 2, dash }, marker: { size: 6, color: paletteColour(place) },
-      hoverinfo: "text", hovertext: each.rate.map((rate, at) => `<b>${plain(name(ROWS[each.row]), 70)}</b><br>${figure(rate, 4)} requests/s: ${known(each.series[field][at]) ? figure(each.series[field][at] * factor, 4) : "n/a"} ${unit}<br>record ${plain(ROWS[each.row].record_id)}`),
-    })));
+    const chosen = figures[pick(section, "figure", Object.keys(figures).map((name) => [name, figures[name][0]]), redraw)];
+    const { traces, remark, lines } = overLines(kept, chosen, "rate", "loads", (point) => `${figure(point.rate, 4)} requests/s`);
+    const [title, unit] = chosen;
     const values = traces.flatMap((trace) => trace.y.filter(known));
-    return { traces, remark, layout: layout({ xaxis: logWhenWide(axis("requests per second"), lines.flatMap((each) => each.rate)), yaxis: logWhenWide(axis(unit ? `${title}, ${unit}` : title), values) }) };
+    return { traces, remark, layout: layout({ xaxis: logWhenWide(axis("requests per second"), lines.flat().map((point) => point.rate)), yaxis: logWhenWide(axis(unit ? `${title}, ${unit}` : title), values) }) };
   },
 
   learning: (rows, section, redraw) =>
     byEpoch(rows, section, redraw, {
-      accuracy: ["accuracy", "%", 100, [["val_accuracy", "solid"]]],
+      accuracy: ["accuracy", "%", 100, [["accuracy", "solid"]]],
       loss: ["loss", "", 1, [["val_loss", "solid"], ["train_loss", "dash"]]],
     }),
 
   epochs: (rows, section, redraw) =>
     byEpoch(rows, section, redraw, {
       seconds: ["epoch time", "s", 1, [["seconds", "solid"]]],
-      samples_per_s: ["samples per second", "", 1, [["samples_per_s", "solid"]]],
-      data_wait_share: ["waiting for data", "% of the time", 100, [["data_wait_share", "solid"]]],
-      peak_bytes: ["memory", "MiB", 2 ** -20, [["peak_bytes", "solid"]]],
+      throughput: ["samples per second", "", 1, [["throughput", "solid"]]],
+      data_wait: ["waiting for data", "% of the time", 100, [["data_wait", "solid"]]],
+      memory: ["memory", "MiB", 2 ** -20, [["memory", "solid"]]],
       utilisation: ["utilisation", "%", 100, [["utilisation", "solid"]]],
     }),
 
   gains(rows, section, redraw) {
-    const shown = new Set(rows.map((row) => row.number));
-    const searches = PAYLOAD.gain_paths.filter((each) => !known(each.row) || shown.has(each.row));
+    const searches = linesOf("gains", rows, (line) => line.path);
     if (!searches.length) return null;
-    const key = (each) => String(PAYLOAD.gain_paths.indexOf(each));
-    const chosen = pick(section, "search", searches.map((each) => [key(each), each.title]), redraw);
-    const { title, bars } = searches.find((each) => key(each) === chosen);
+    const chosen = pick(section, "search", searches.map((bars, at) => [String(at), bars[0].path]), redraw);
+    const bars = (searches[Number(chosen)] ?? searches[0]).map((bar) => ({ label: bar.stage, told: bar.gain, kind: bar.kind, seconds: bar.step }));
+    const title = (searches[Number(chosen)] ?? searches[0])[0].path;
     const colours = { baseline: colour("muted"), without: paletteColour(5), winner: paletteColour(0), roofline: paletteColour(2) };
     const trace = {
       type: "bar", orientation: "h", x: bars.map((bar) => bar.seconds * 1e3), y: bars.map((_, place) => place),
@@ -431,21 +424,28 @@ function logWhenWide(made, values) {
 
 // Trainings epoch by epoch: one figure at a time, each made of one line or two.
 function byEpoch(rows, section, redraw, figures) {
-  const shown = new Set(rows.map((row) => row.number));
-  const kept = PAYLOAD.trainings.filter((each) => shown.has(each.row));
-  const there = Object.keys(figures).filter((name) => kept.some((each) => figures[name][3].some(([field]) => each.series[field])));
+  const kept = linesOf("epochs", rows).filter((line) => line[0].about);
+  const there = Object.keys(figures).filter((name) => figures[name][3].some(([field]) => kept.flat().some((epoch) => known(epoch[field]))));
   if (!there.length) return null;
-  const [title, unit, factor, parts] = figures[pick(section, "figure", there.map((name) => [name, figures[name][0]]), redraw)];
-  const [lines, remark] = limited(kept.reverse(), MOST_SERIES, "trainings");
-  const name = namer(lines.map((each) => ROWS[each.row]));
-  const traces = lines.flatMap((each, place) => parts.filter(([field]) => each.series[field]).map(([field, dash]) => {
-    const about = ROWS[each.row];
+  const chosen = figures[pick(section, "figure", there.map((name) => [name, figures[name][0]]), redraw)];
+  const { traces, remark, lines } = overLines(kept, chosen, "epoch", "trainings", (epoch) => `epoch ${epoch.epoch}`);
+  const [title, unit] = chosen;
+  const few = Math.max(...lines.map((epochs) => epochs.length)) <= 12;
+  return { traces, remark, layout: layout({ xaxis: axis("epoch", few ? { dtick: 1 } : {}), yaxis: axis(unit ? `${title}, ${unit}` : title, { rangemode: "tozero" }) }) };
+}
+
+// One line for each record of a table, such as its epochs; a second figure of the same kind is dashed.
+const SECOND = { train_loss: " (training)", latency_p50: " (p50)" };
+function overLines(kept, [, unit, factor, parts], across, what, called) {
+  const [lines, remark] = limited([...kept].reverse(), MOST_SERIES, what);
+  const name = namer(lines.map((points) => points[0].about));
+  const traces = lines.flatMap((points, place) => parts.filter(([field]) => points.some((point) => known(point[field]))).map(([field, dash]) => {
+    const about = points[0].about;
     return {
-      type: "scatter", mode: "lines+markers", label: `${name(about)}${field === "train_loss" ? " (training)" : ""}`, legendgroup: String(each.row), x: each.epoch,
-      y: each.series[field].map((value) => (known(value) ? value * factor : null)), line: { color: paletteColour(place), width: 2, dash }, marker: { size: 6, color: paletteColour(place) },
-      hoverinfo: "text", hovertext: each.epoch.map((epoch, at) => `<b>${plain(name(about), 70)}</b><br>epoch ${epoch}: ${known(each.series[field][at]) ? figure(each.series[field][at] * factor, 4) : "n/a"} ${unit}<br>record ${plain(about.record_id)}`),
+      type: "scatter", mode: "lines+markers", label: `${name(about)}${SECOND[field] ?? ""}`, legendgroup: String(about.number), x: points.map((point) => point[across]),
+      y: points.map((point) => (known(point[field]) ? point[field] * factor : null)), line: { color: paletteColour(place), width: 2, dash }, marker: { size: 6, color: paletteColour(place) },
+      hoverinfo: "text", hovertext: points.map((point) => `<b>${plain(name(about), 70)}</b><br>${called(point)}: ${known(point[field]) ? figure(point[field] * factor, 4) : "n/a"} ${unit}<br>record ${plain(about.record_id)}`),
     };
   }));
-  const few = Math.max(...lines.map((each) => each.epoch.length)) <= 12;
-  return { traces, remark, layout: layout({ xaxis: axis("epoch", few ? { dtick: 1 } : {}), yaxis: axis(unit ? `${title}, ${unit}` : title, { rangemode: "tozero" }) }) };
+  return { traces, remark, lines };
 }

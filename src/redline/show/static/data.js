@@ -2,13 +2,15 @@
 
 const PAYLOAD = JSON.parse(document.getElementById("data").textContent);
 
-const ROWS = Array.from({ length: PAYLOAD.count }, (_, number) => ({ number }));
-for (const [name, column] of Object.entries(PAYLOAD.columns)) {
-  const texts = column.texts;
-  ROWS.forEach((row, number) => {
-    row[name] = texts ? (column.at[number] === null ? null : texts[column.at[number]]) : column[number];
-  });
+function unpacked(columns, count) {
+  const rows = Array.from({ length: count }, (_, number) => ({ number }));
+  for (const [name, column] of Object.entries(columns)) {
+    const texts = column.texts;
+    for (const row of rows) row[name] = texts ? (column.at[row.number] === null ? null : texts[column.at[row.number]]) : column[row.number];
+  }
+  return rows;
 }
+const ROWS = unpacked(PAYLOAD.columns, PAYLOAD.count);
 // What every output writes for a figure. One that nobody could use has no number, in charts either; the download keeps it.
 for (const row of ROWS) Object.assign(row, { shown: {}, raw: {} });
 for (const [name, column] of Object.entries(PAYLOAD.shown)) {
@@ -23,6 +25,14 @@ for (const row of ROWS) {
   row.trusted = row.trust === "valid";
   row.sound = row.numerics !== "wrong";
   row.series = `${row.subject}\u0000${row.recipe}`;
+}
+
+// Tables of the report that are drawn: each line with the row that it is about, where the page has that.
+const LINES = Object.fromEntries(Object.entries(PAYLOAD.tables).map(([name, table]) => [name, unpacked(table.columns, table.rows.length).map((line, at) => ({ ...line, about: ROWS[table.rows[at]] }))]));
+// The lines of one table, together by what `key` says, of those that are about rows which the filters leave.
+function linesOf(name, rows, key = (line) => line.record_id) {
+  const shown = new Set(rows.map((row) => row.number));
+  return [...Map.groupBy((LINES[name] ?? []).filter((line) => !line.about || shown.has(line.about.number)), key).values()];
 }
 
 const known = (value) => value !== null && value !== undefined;
