@@ -60,9 +60,7 @@ TORCHVISION = (
     "quantized_resnet18", "quantized_resnext101_32x8d", "quantized_shufflenet_v2_x0_5",
 )  # fmt: skip
 TRAINED = (
-    "resnet18", "lraspp_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "fcos_resnet50_fpn",
-    "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssdlite320_mobilenet_v3_large",
-    "r3d_18", "raft_small",
+    "resnet18", "lraspp_mobilenet_v3_large", "r3d_18", "raft_small",
 )  # fmt: skip
 TIMM = (
     "cait_xxs24_224", "coat_tiny", "convnext_atto", "crossvit_tiny_240", "deit_tiny_patch16_224", "dla34",

@@ -54,7 +54,6 @@ class FakeWorld:
         """When each of those that are being prepared will be ready."""
         self.ran_last: object = None
         self.log_drift = 0.0
-        self.checkpoints: dict[str, list[record.Epoch]] = {}
         self._sigma = drift_sigma
         self._random = np.random.default_rng([seed, 0])
 

@@ -72,8 +72,6 @@ def run(workload: Workload) -> Any:
         ("def make(n=3): return of(5)", {}, (5, 3)),
         ("def make(batch): return Net(), (np.ones((batch, 4), np.float32),)", {"batch": 5}, (5, 3)),
         ("def make(): return Net(), (x, torch.tensor([1.0, 2.0, 3.0]))", {"batch": 7}, (7, 3)),
-        ("class make(nn.Sequential):\n    def __init__(self): super().__init__(nn.Conv2d(3, 2, 3), nn.Flatten())",
-         {"image_size": 8, "batch": 3}, (3, 2 * 6 * 6)),
     ],
 )  # fmt: skip
 def test_a_contract_that_works(user_file: Write, factory: str, options: dict[str, Any], shape: tuple[int, ...]) -> None:

@@ -237,9 +237,8 @@ def loader_errors() -> Iterator[None]:
 def next_of(batches: Iterator[Any]) -> Any:
     """Returns the next batch, or None after the last."""
     try:
-        with loader_errors():
-            return next(batches, None)
+        return next(batches, None)
     except Exception as error:
         if is_out_of_memory(error) or isinstance(error, BenchError):
             raise
-        raise BenchError("user", f"the loader raised {one_line(error)}") from error
+        raise BenchError(*(loader_trouble(error) or ("user", f"the loader raised {one_line(error)}"))) from error

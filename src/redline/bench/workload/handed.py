@@ -228,10 +228,9 @@ def workload_of(
     `data` are inputs of the data it is to be trained on, which stand in for those that were not given.
     """
     model, inputs = handed.model, handed.inputs or data
-    if handed.inputs is not None:
-        refuse_options(spec, "image_size", why=f"{whose} brings its own inputs")
+    refuse_options(spec, "image_size", why=f"{whose} brings its own inputs")
     if inputs is None:
-        inputs, known = _images(spec, whose, notes)
+        raise BenchError("user", f"{whose} gave a module without inputs: give (module, inputs)")
     _settle_mode(model, spec.task)
     weights = [*model.parameters(), *model.buffers()]
     if not weights or any(map(nn.parameter.is_lazy, weights)):
@@ -290,14 +289,3 @@ def _settle_mode(model: nn.Module, task: str) -> None:
             setattr(model, name, MethodType(lambda own, mode=True: own, model))
         for module in model.modules():
             module.training = False  # it has no other mode, and a compiler looks at this flag
-
-
-def _images(spec: WorkloadSpec, whose: str, notes: list[Note]) -> tuple[Inputs, KnownBatch]:
-    """Returns pictures for a module that came without inputs."""
-    size, batch = spec.image_size, spec.batch or 1
-    if size is None:
-        raise BenchError(
-            "user", f"{whose} gave a module without inputs: give (module, inputs), or image_size if it takes images"
-        )
-    notes.append(note("input", f"random images of {size}×{size} as inputs, as asked"))
-    return ((torch.randn(batch, 3, size, size),), {}), (batch, "source")

@@ -55,8 +55,6 @@ MAXVIT_STEP = 224
 """Its windows of 7 must divide the feature maps of all four stages, the smallest being 1/32 of the image."""
 FLOW_SIZE, FRAMES = 256, 16
 """No size is published for optical flow, which takes whole frames, and video models take clips of so many of them."""
-BOXES = 4
-"""An image that a detector is trained on holds this many objects."""
 SPREAD = 3.0
 """The spread of the scores of a detector's classes. Fresh from its constructor it finds nothing, and what comes behind the
 scores, which takes a good part of the time of a trained one, has nothing to do."""
@@ -88,8 +86,6 @@ class TorchvisionSource(Source):
             batch=batch,
             item=ITEMS.get(kind, "img"),
             loss=flow_loss if kind == "optical flow" else None,
-            # What is to be found in an image cannot be drawn: boxes have corners.
-            inputs_are_free=spec.task == "infer" or kind != "detection",
             notes=notes,
         )
         workload.is_cpu_only = kind == "quantized classification"
@@ -143,6 +139,8 @@ def _refusal(kind: str, name: str, spec: WorkloadSpec) -> str | None:
     """Returns why the options cannot be honoured, where the model itself would not say so in one line."""
     if kind == "quantized classification" and spec.task == "train":
         return f"{name} is quantized already: it can be measured for inference, not trained"
+    if kind == "detection" and spec.task == "train":
+        return f"{name} trains on boxes, which cannot be drawn: give a factory that returns (model, (images, targets))"
     if kind == "detection" and spec.classes == 1:
         return f"classes must be 2 or more for {name} (one is the background), got 1"
     if kind == "optical flow":
@@ -197,14 +195,12 @@ def _inputs(model: nn.Module, kind: str, name: str, spec: WorkloadSpec, batch: i
 
 
 def _detector_inputs(model: Any, name: str, spec: WorkloadSpec, batch: int) -> tuple[Any, ...]:
-    """Returns a list of images, of the size to which the model resizes them, and in training what is to be found in each."""
+    """Returns a list of images, of the size to which the model resizes them."""
     fixed = model.transform.fixed_size
     if fixed is not None and spec.image_size not in (None, fixed[0]):
         raise SpecError(f"image_size must be {fixed[0]} for {name}, which resizes every image to that")
     size = int(fixed[0] if fixed is not None else spec.image_size or model.transform.min_size[-1])
     images = [torch.rand(3, size, size) for _ in range(batch)]
-    if spec.task == "train":
-        return images, [_target(model, size) for _ in images]
     with torch.no_grad():
         for layer in _score_layers(model):
             layer.weight.normal_(std=SPREAD / math.sqrt(layer.weight[0].numel()))
@@ -218,20 +214,6 @@ def _score_layers(model: Any) -> list[Any]:
     head = model.head.classification_head
     layers = [head.cls_logits] if hasattr(head, "cls_logits") else head.module_list
     return [layer[-1] if isinstance(layer, nn.Sequential) else layer for layer in layers]
-
-
-def _target(model: Any, size: int) -> dict[str, Tensor]:
-    corners = torch.rand(BOXES, 2) * 0.6 * size
-    boxes = torch.cat([corners, corners + size * (0.1 + 0.3 * torch.rand(BOXES, 2))], dim=1)
-    target = {"boxes": boxes, "labels": torch.ones(BOXES, dtype=torch.int64)}
-    heads = getattr(model, "roi_heads", None)
-    if heads is not None and heads.has_mask():
-        target["masks"] = torch.ones(BOXES, size, size, dtype=torch.uint8)
-    if heads is not None and heads.has_keypoint():
-        count = heads.keypoint_predictor.kps_score_lowres.out_channels
-        middle = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
-        target["keypoints"] = torch.cat([middle, torch.ones(BOXES, 1, 1)], dim=2).repeat(1, count, 1)
-    return target
 
 
 def flow_loss(flows: list[Tensor]) -> Tensor:
