@@ -9,10 +9,11 @@ import pytest
 
 from redline.model.errors import SpecError, UsageError
 from redline.model.fields import MOST_CELLS
-from redline.model.spec import RunSpec
+from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.spec_table import read_runs
 from redline.search.grid import (
     Grid,
+    cell_name,
     default_name,
     grid_from_tables,
     parse_numbers,
@@ -112,6 +113,13 @@ def test_a_setting_of_one_task_goes_to_the_runs_that_have_it() -> None:
     }  # fmt: skip
     with pytest.raises(SpecError):
         grid_from_table({"model": "a", "prompt": [8, 16]})
+
+
+def test_a_name_counts_one_of_a_thing() -> None:
+    for threads, name in ((1, "CPU, 1 thread"), (8, "CPU, 8 threads")):
+        spec = RunSpec(workload=WorkloadSpec(model="m"), threads=threads)
+        assert cell_name("CPU, {threads} threads", spec) == name
+    assert cell_name("1 loader workers", spec) == "1 loader worker"
 
 
 def test_the_same_grid_has_the_same_name_whatever_its_order() -> None:

@@ -161,7 +161,8 @@ def value_of(cell: RunSpec, setting: str) -> Any:
 
 def cell_name(template: str, cell: RunSpec) -> str:
     """Returns the name of a run, where `{threads}` stands for the value of that setting."""
-    return re.sub(r"\{(\w+)\}", lambda found: str(value_of(cell, found[1])), template)
+    filled = re.sub(r"\{(\w+)\}", lambda found: str(value_of(cell, found[1])), template)
+    return re.sub(r"\b1 (loader )?(thread|worker|rank|epoch)s\b", r"1 \1\2", filled)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,9 +40,8 @@ def snippet_of(spec: RunSpec) -> str:
     code = code_of(spec)
     writer = source_of(spec.workload).writer_code(spec.workload) if spec.workload.task == "generate" else None
     if writer is not None and writer.is_hf:
-        kinds = ["StaticCache" if code.is_static else "DynamicCache"]
-        kinds += ["EncoderDecoderCache"] if writer.kind == "encoder-decoder" else []
-        code.bring_in("import inspect", f"from transformers import {', '.join(sorted(kinds))}")
+        kind = "StaticCache" if code.is_static else "DynamicCache"
+        code.bring_in("import inspect", f"from transformers import {kind}")
         if code.is_static:
             code.carry(written_in_place, asks_the_host)
     example = source_of(spec.workload).example_code(spec.workload)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,22 +41,13 @@ def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     return model
 
 
-WriterKind = Literal["causal", "encoder-decoder", "own"]
-
-
 @dataclass(frozen=True)
 class WriterCode:
     """A snippet must know this of a model that writes."""
 
-    kind: WriterKind
     new_tokens: int
-    start: int = 0
-    """The token with which the decoder behind an encoder begins."""
+    is_hf: bool
     takes_positions: bool = False
-
-    @property
-    def is_hf(self) -> bool:
-        return self.kind in ("causal", "encoder-decoder")
 
 
 class Decoder(nn.Module):
@@ -117,14 +108,10 @@ class Decoder(nn.Module):
         """The positions that a decode step reads on average, its own included."""
         return self.length - self.new_tokens / 2 + 1 if self.new_tokens > 1 else self.length
 
-    def first_tokens(self) -> Tensor:
-        """Returns what the first forward reads, once `begin` was called."""
-        return self.prompt
-
     def read_at_once(self, written: Tensor) -> Tensor:
         """Returns the logits after what was written so far, without the help of a cache."""
         self.begin()
-        text = torch.cat([self.first_tokens(), written], dim=1)
+        text = torch.cat([self.prompt, written], dim=1)
         return self(text, torch.arange(text.shape[1], device=text.device))
 
     def decoding_parameters(self) -> list[Tensor]:
@@ -231,6 +218,7 @@ def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: in
     return workload
 
 
+ENCODER = "--task generate measures causal models; time its own generate as a function (--task step)"
 SEEN_TOKENS = 8
 SEEING = 1e-5
 """The share of the largest logit by which an earlier one may change in a causal model, through the order of sums."""
@@ -290,101 +278,58 @@ def cache_argument(model: nn.Module) -> str | None:
 
 
 class HfDecoder(Decoder):
-    """This is a causal or an encoder–decoder model of transformers."""
+    """This is a causal model of transformers."""
 
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
         self._config: Any = model.config
         self._takes = parameters_of(model.forward)
         self._cache_argument = cache_argument(model) or "past_key_values"
-        self.has_encoder = bool(getattr(self._config, "is_encoder_decoder", False))
-        self._mask_argument = "decoder_attention_mask" if self.has_encoder else "attention_mask"
         self._mask: Tensor | None = None
-        self._encoded: Any = None
         self._cursor: dict[str, Any] = {}
 
-    @property
-    def length(self) -> int:
-        return self.new_tokens if self.has_encoder else super().length
-
     def begin(self) -> None:
-        is_new = not (self.is_static and self._has_static)
-        if is_new:
-            self._cache, self._encoded, self._has_static = self._new_cache(), None, self.is_static
-        else:
+        from transformers import DynamicCache, StaticCache
+
+        if not self.is_static:
+            self._cache = DynamicCache(config=self._config)
+        elif self._has_static:
             self._cache.reset()
-        if self.has_encoder:
-            encoded = self.model.get_encoder()(input_ids=self.prompt)  # type: ignore[operator]
-            if self._encoded is not None:
-                self._encoded[0].copy_(encoded[0])  # where a recorded graph reads it
-            else:
-                self._encoded = encoded
-        if is_new and self.is_static:
-            self._give_a_mask_where_it_is_missed()
-
-    def _give_a_mask_where_it_is_missed(self) -> None:
-        """Some models make a mask of as many positions as are filled, which only the device knows."""
-        token, position = self.prompt[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device)
-        self._mask = None
-        if self._mask_argument in self._takes and asks_the_host(lambda: self(token, position)):
-            shape = (self.prompt.shape[0], self.cache_length or self.length)
-            self._mask = torch.ones(shape, dtype=torch.long, device=self.prompt.device)
-        self._cache.reset()
-
-    def _new_cache(self) -> Any:
-        from transformers import DynamicCache, EncoderDecoderCache, StaticCache
-
-        def cache(length: int) -> Any:
-            if not self.is_static:
-                return DynamicCache(config=self._config)
-            return StaticCache(config=self._config, max_cache_len=length)
-
-        length = self.cache_length or self.length
-        own = written_in_place(cache(length), self._cursor, length) if self.is_static else cache(length)
-        # What is kept of the encoder's output is written once, as long as that is.
-        return EncoderDecoderCache(own, cache(self.prompt.shape[1])) if self.has_encoder else own
-
-    def first_tokens(self) -> Tensor:
-        if not self.has_encoder:
-            return self.prompt
-        start = start_token(self._config)
-        return torch.full((self.prompt.shape[0], 1), start, device=self.prompt.device)
+        else:
+            length, self._mask, self._has_static = self.cache_length or self.length, None, True
+            whole = StaticCache(config=self._config, max_cache_len=length)
+            self._cache = written_in_place(whole, self._cursor, length)
+            # Some models make a mask of as many positions as are filled, which only the device knows.
+            token, position = self.prompt[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device)
+            if "attention_mask" in self._takes and asks_the_host(lambda: self(token, position)):
+                self._mask = torch.ones((len(token), length), dtype=torch.long, device=token.device)
+            self._cache.reset()
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self._cache is None:
             self.begin()
         self._cursor |= {"positions": positions, "start": self.start}
-        named: dict[str, Any] = {self._cache_argument: self._cache, "use_cache": True}
+        named: dict[str, Any] = {"input_ids": tokens, self._cache_argument: self._cache, "use_cache": True}
         if self._mask is not None and self.start is None:
-            named[self._mask_argument] = self._mask
-        if "cache_position" in self._takes:  # versions whose caches do not count by themselves
-            named["cache_position"] = positions
-        if self.has_encoder:
-            named |= {"decoder_input_ids": tokens, "encoder_outputs": self._encoded}
-        else:
-            named["input_ids"] = tokens
-            if "position_ids" in self._takes:
-                named["position_ids"] = positions.unsqueeze(0)
-            if "logits_to_keep" in self._takes:
-                named["logits_to_keep"] = 1
+            named["attention_mask"] = self._mask
+        # `cache_position` belongs to versions whose caches do not count by themselves.
+        more = {"cache_position": positions, "position_ids": positions.unsqueeze(0), "logits_to_keep": 1}
+        named |= {name: value for name, value in more.items() if name in self._takes}
         logits: Tensor = self.model(**named).logits
         return logits[:, -1]
 
     def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
-        """Keys and values are read as far as the text goes; what else a layer keeps, or keeps of the encoder, is read whole."""
-        whole = self.has_encoder and self._cache is not None
-        own = self._cache.self_attention_cache if whole else self._cache
-        others = getattr(self._cache.cross_attention_cache, "layers", ()) if whole else ()
-        for layer in (*getattr(own, "layers", ()), *others):
+        """Keys and values are read as far as the text goes; what else a layer keeps is read whole."""
+        for layer in getattr(self._cache, "layers", ()):
             for name, value in vars(layer).items():
-                grows = name in ("keys", "values") and not any(layer is other for other in others)
                 for tensor in tree_leaves(value):  # states of a layer that is no attention stand in a dict
                     if isinstance(tensor, Tensor) and tensor.ndim > 1:
+                        grows = name in ("keys", "values")
                         yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
 
     def sees_ahead(self) -> bool:
         """Returns whether another last token changes the logits of the first, because attention goes both ways."""
-        if self.has_encoder or self.prompt.shape[1] < 2:
+        if self.prompt.shape[1] < 2:
             return False
         text = self.prompt[:, :SEEN_TOKENS]
         other = text.clone()
@@ -393,50 +338,28 @@ class HfDecoder(Decoder):
         return bool((one - another).abs().max() > SEEING * one.abs().max())
 
     @property
-    def keeps_keys(self) -> bool:
-        """Returns True if any of its layers keeps keys and values after one token."""
+    def cache_kind(self) -> CacheKind:
+        """Returns `state` if no layer keeps keys and values after one token."""
         if self._cache is None:
             with torch.no_grad():
-                self(self.first_tokens()[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device))
-        own = self._cache.self_attention_cache if self.has_encoder else self._cache
-        return any(isinstance(getattr(layer, "keys", None), Tensor) for layer in getattr(own, "layers", ()))
-
-    @property
-    def cache_kind(self) -> CacheKind:
-        if not self.keeps_keys:
+                self(self.prompt[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device))
+        if not any(isinstance(getattr(layer, "keys", None), Tensor) for layer in getattr(self._cache, "layers", ())):
             return "state"
         return "static" if self.is_static else "growing"
-
-    def decoding_parameters(self) -> list[Tensor]:
-        weights = super().decoding_parameters()
-        if not self.has_encoder:
-            return weights
-        inside = {id(weight) for weight in self.model.get_encoder().parameters()}  # type: ignore[operator]
-        shared = {id(weight) for weight in self.model.get_decoder().parameters()}  # type: ignore[operator]
-        return [weight for weight in weights if id(weight) not in inside or id(weight) in shared]
-
-
-def start_token(config: Any) -> int:
-    return getattr(config, "decoder_start_token_id", None) or 0
 
 
 def writer_code(decoder: Decoder) -> WriterCode:
     """Returns what a snippet needs to write text with a model that was built."""
-    if isinstance(decoder, OwnDecoder):
-        return WriterCode("own", decoder.new_tokens, takes_positions=decoder.takes_positions)
-    assert isinstance(decoder, HfDecoder)
-    return hf_writer(decoder.model.config, decoder.new_tokens)
-
-
-def hf_writer(config: Any, new_tokens: int) -> WriterCode:
-    has_encoder = bool(getattr(config, "is_encoder_decoder", False))
-    return WriterCode("encoder-decoder" if has_encoder else "causal", new_tokens, start_token(config))
+    takes_positions = isinstance(decoder, OwnDecoder) and decoder.takes_positions
+    return WriterCode(decoder.new_tokens, isinstance(decoder, HfDecoder), takes_positions)
 
 
 def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, whose: str) -> Decoder:
     """Returns the decoder by what the model can do: a forward that takes a cache, its own or transformers'; another model is refused."""
     prompt = drawn_prompt(spec, batch, _vocabulary(model, whose), seed)
     new_tokens, takes = spec.new_tokens or DEFAULT_NEW_TOKENS, parameters_of(model.forward)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise SpecError(f"{whose} has an encoder: {ENCODER}")
     if cache_argument(model) is not None and hasattr(model, "config"):
         return HfDecoder(model, prompt, new_tokens)
     if "cache" in takes:

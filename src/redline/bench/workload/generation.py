@@ -90,7 +90,7 @@ class GenerateStep:
         decoder, model = self.decoder, self._setup.model
         with self._setup.autocast():
             decoder.begin()
-            read = decoder.first_tokens()
+            read = decoder.prompt
             decoder.start = 0
             logits = model(read, torch.arange(read.shape[1], device=read.device))
         decoder.start, self._logits = None, logits

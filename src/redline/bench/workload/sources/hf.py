@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from redline.bench.device.failure import first_line, is_out_of_memory
 from redline.bench.workload.build import SOURCES, ExampleCode, Source, bare, refuse_options
 from redline.bench.workload.decoder import (
+    ENCODER,
     HfDecoder,
     WriterCode,
     cache_argument,
     drawn_prompt,
     generator_workload,
-    hf_writer,
 )
 from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.workload import Workload, assemble, choose_batch
@@ -94,7 +94,7 @@ class HfSource(Source):
         )
 
     def writer_code(self, spec: WorkloadSpec) -> WriterCode:
-        return hf_writer(read_config(bare(spec)), spec.new_tokens or DEFAULT_NEW_TOKENS)
+        return WriterCode(spec.new_tokens or DEFAULT_NEW_TOKENS, is_hf=True)
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
         """Returns code for generation with an architecture by name only, as the config with its fields."""
@@ -234,28 +234,24 @@ def _built(config: Any, head: Head, spec: WorkloadSpec) -> nn.Module:
 
 def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
     """Returns how the architecture writes text; a `SpecError` says that it does not, or not so much."""
-    tables, kind, transformers = auto_tables(), config.model_type, load_transformers()
-    table = "SEQ_TO_SEQ_CAUSAL_LM" if getattr(config, "is_encoder_decoder", False) else "CAUSAL_LM"
-    if kind in tables["SPEECH_SEQ_2_SEQ"] and kind not in tables[table]:
-        raise SpecError(
-            f"{spec.model} writes text from sound, and --task generate reads a prompt of tokens; without it one forward "
-            "of encoder and decoder is measured"
-        )
-    if kind not in tables[table]:
-        raise SpecError(f"{spec.model} writes no text: transformers has no causal or text-to-text model of it")
+    transformers = load_transformers()
+    if getattr(config, "is_encoder_decoder", False):
+        raise SpecError(f"{spec.model} has an encoder: {ENCODER}")
+    if config.model_type not in auto_tables()["CAUSAL_LM"]:
+        raise SpecError(f"{spec.model} writes no text: transformers has no causal model of it")
     if "config" not in inspect.signature(transformers.DynamicCache.__init__).parameters:
         raise SpecError(
             f"transformers {transformers.__version__} is too old for --task generate: install 4.56 or later"
         )
     prompt, new_tokens = spec.prompt or DEFAULT_PROMPT, spec.new_tokens or DEFAULT_NEW_TOKENS
     limit = getattr(text_config(config), "max_position_embeddings", None)
-    needed = max(prompt, new_tokens) if table != "CAUSAL_LM" else prompt + new_tokens - 1
+    needed = prompt + new_tokens - 1
     if isinstance(limit, int) and 0 < limit < needed:
         raise SpecError(
             f"prompt {prompt} and new_tokens {new_tokens} need {needed} positions; {spec.model} has {limit}: "
             f"ask for fewer, or for more with ?max_position_embeddings={needed}"
         )
-    return next(head for head in HEADS if head.table == table)
+    return next(head for head in HEADS if head.table == "CAUSAL_LM")
 
 
 def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: list[Note]) -> Workload:
