@@ -122,17 +122,28 @@ def test_samples_that_a_loader_tells_are_not_counted_twice(workspace: Workspace)
     assert told["throughput"] == pytest.approx(16 * told["steps_per_s"])
 
 
-def test_a_profile_is_captured_and_kept(workspace: Workspace) -> None:
+class Costly(torch.utils.data.Dataset[Any]):
+    """Making a sample takes far longer than training on it."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), sum(range(200_000)) / 1e10)
+
+
+def test_a_profile_is_captured_and_kept_with_each_batch_counted_once(workspace: Workspace) -> None:
     model = nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with redline.watch(profile=True, workspace=workspace) as watch:
-        for _ in range(30):
+        for batch in DataLoader(Costly(), batch_size=2):
             optimizer.zero_grad()
-            model(torch.randn(4, 8)).sum().backward()
+            model(batch).sum().backward()
             optimizer.step()
-    record = workspace.history.load(watch.record.id)
+    record, told = workspace.history.load(watch.record.id), summary(watch)
     assert record.watched is not None
-    assert ([window.steps for window in record.watched.windows], summary(watch)["steps"]) == ([5], 30)
+    assert ([window.steps for window in record.watched.windows], told["steps"]) == ([5], 30)
+    assert told["findings"]["data-wait"].endswith("in 5 batches")
     assert Path(record.trace.path).is_file()
 
 

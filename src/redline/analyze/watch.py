@@ -649,7 +649,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     return Rates(
         steps=lead.count,
         steps_per_s=len(wall) / whole if whole > 0 else None,
-        whole_steps_per_s=lead.count / run if run > 0 else None,
+        whole_steps_per_s=int((~lead.is_profiled).sum()) / run if run > 0 else None,
         samples_per_s=sum(samples) or None,
         samples=float(sum(rank.samples.sum() for rank in ranks)),
         counted_s=whole,

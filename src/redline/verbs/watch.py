@@ -69,6 +69,7 @@ from redline.model.record import (
 from redline.model.settings import OUTPUT, setting
 from redline.model.spec import RunSpec, WorkloadSpec
 from redline.model.units import format_ratio, format_share, significant
+from redline.show.folder import check_file, write_text
 from redline.show.result import Result, terminal
 from redline.show.terminal import make_console
 from redline.show.trackers import check_tracker, log_result
@@ -160,9 +161,8 @@ def watch_(
 
     At its end Redline says what to change. Its output, exit code and signals pass through; what Redline says goes to stderr. The record goes into the history.
     """
-    if summary is not None and (summary.is_dir() or not summary.parent.is_dir()):
-        why = "it is a folder" if summary.is_dir() else f"there is no folder {summary.parent}"
-        raise UsageError(f"cannot write {summary}: {why}")
+    if summary is not None:
+        check_file(summary)
     if log is not None:
         check_tracker(log)
     if alert_drop is not None and alert is None:
@@ -184,11 +184,9 @@ def watch_(
         make_console(stderr=True).print(terminal(result, verbose=verbose))
     try:  # the script has run, and its exit code stays
         if summary is not None:
-            summary.write_text(result.to_json(), encoding="utf-8")
+            write_text(summary, result.to_json())
         if log is not None:
             _say(f"logged: {log_result(result, log)}")
-    except OSError as error:
-        _say(f"cannot write {summary}: {error.strerror}")
     except RedlineError as error:
         _say(str(error))
     assert record.watched is not None

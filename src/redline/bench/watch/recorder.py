@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from .spool import CLOSED, DEVICE, PAUSE, RESTART, Spool
 
@@ -122,21 +122,12 @@ class Recorder:
         self.put(CLOSED)
 
 
-class Clock(Protocol):
-    """Marks on a device's stream."""
-
-    def mark(self) -> Any:
-        """Returns a mark after what has been issued so far."""
-
-    def release(self, marks: list[Any]) -> None:
-        """These are not needed any more."""
-
-
 class DeviceMarks:
     """The marks that were set with rows, until the device has reached them."""
 
-    def __init__(self, spool: Spool, clock: Clock) -> None:
+    def __init__(self, spool: Spool, clock: Any) -> None:
         self._spool, self._clock = spool, clock
+        """The device's clock sets a `mark` after what has been issued so far, and takes marks that are not needed any more (`release`)."""
         self._marks: list[tuple[int, Any]] = []
         """The numbers of this step's rows, and their marks."""
         self._pending: list[list[tuple[int, Any]]] = []
