@@ -10,7 +10,7 @@ import pytest
 from redline.analyze.ranks import late_rank
 from redline.analyze.watch import Reader, Steps, main_logs, rates_of, wait_for
 from redline.bench.watch.spool import KINDS
-from redline.model.record import Block, Rates, RunRecord
+from redline.model.record import PHASES, Block, Rates, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
 
 
@@ -25,15 +25,13 @@ class Loop:
     def fact(self, kind: str) -> dict[str, Any]:
         return self._process if kind == "process" else {}
 
-    def hear(self, kind: str, key: float = 0.0, value: float = 0.0) -> None:
+    def hear(self, kind: str, key: float = 0.0, value: float = 0.0) -> Loop:
         assert kind in KINDS
         self.rows.append((kind, key, value, self.at, len(self.rows)))
+        return self
 
     def part(self, kind: str, seconds: float, key: float = 0.0, begin: float = 0.0, end: float = 0.0) -> Loop:
-        self.hear(kind, key, begin)
-        self.at += seconds
-        self.hear(f"{kind} ended", key, end)
-        return self
+        return self.hear(kind, key, begin).gap(seconds).hear(f"{kind} ended", key, end)
 
     def gap(self, seconds: float) -> Loop:
         self.at += seconds
@@ -58,16 +56,14 @@ class Loop:
 
     def backward(self, seconds: float, *, waits: float = 0.0) -> Loop:
         """A rank that waits for the gradients of others does so at the end."""
-        self.hear("backward")
-        self.at += seconds - waits
-        if waits:
-            self.hear("waiting")
-            self.at += waits
-        self.hear("backward ended")
-        return self
+        self.hear("backward").gap(seconds - waits)
+        return (self.hear("waiting") if waits else self).gap(waits).hear("backward ended")
 
     def optimizer(self, seconds: float, number: float = 0.0, *, full: bool = True) -> Loop:
         return self.part("optimizer", seconds, number, 0.0, float(full))
+
+    def learn(self) -> Loop:
+        return self.forward(2).backward(3).optimizer(1)
 
     def train(
         self, count: int = 1, *, slower: float = 1.0, samples: float = 8.0, number: float = 0.0, model: float = 1.0
@@ -91,13 +87,9 @@ class Loop:
     def phases(self, step: int = -1) -> dict[str, float]:
         """What one step's time went to, without what took none."""
         steps = Steps(self.reader)
-        names = ("data", "copy", "forward", "backward", "optimizer", "acting", "saving", "other")
-        found = {name: round(float(seconds), 9) for name, seconds in zip(names, steps.phases_s[step], strict=True)}
-        found["validation"], found["saving"] = (
-            round(float(steps.validation_s[step]), 9),
-            round(float(steps.saving_s[step]), 9),
-        )
-        return {name: seconds for name, seconds in found.items() if seconds}
+        apart = {"validation": steps.validation_s[step], "saving": steps.saving_s[step]}
+        found = dict(zip(PHASES, steps.phases_s[step], strict=True)) | apart
+        return {name: round(float(seconds), 9) for name, seconds in found.items() if round(float(seconds), 9)}
 
 
 def test_a_plain_loop_has_its_rates_and_shares() -> None:
@@ -109,121 +101,93 @@ def test_a_plain_loop_has_its_rates_and_shares() -> None:
     assert {name: share for name, share in rates.shares.items() if share} == pytest.approx(usual)
 
 
-def one_step(loop: Loop) -> Loop:
-    """Twice, as the first step has no step before it."""
-    return loop
+TRAINED = {"data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04}
 
 
-def two(body: Callable[[Loop], Any]) -> dict[str, float]:
-    loop = Loop()
-    for _ in range(2):
-        body(loop)
-    return loop.phases()
+MOMENTS: dict[str, tuple[Callable[[Loop], Loop], dict[str, float]]] = {
+    "between forward and backward lies the loss": (
+        lambda loop: loop.batch(2).gap(0.5).part("copy", 0.25).forward(3).gap(0.125).backward(5).optimizer(1),
+        {"data": 2, "other": 0.5, "copy": 0.25, "forward": 3.125, "backward": 5, "optimizer": 1},
+    ),
+    "gradients may be reset between the loss and its backward pass": (
+        lambda loop: loop.batch(1).forward(2).gap(0.5).part("zero_grad", 0.25).gap(0.5).backward(1).optimizer(1),
+        {"data": 1, "forward": 3, "backward": 1, "optimizer": 1.25},
+    ),
+    "without a loader the batch is made before the model is used": (
+        lambda loop: loop.gap(4).part("zero_grad", 1).gap(0.5).learn(),
+        {"data": 4.5, "forward": 2, "backward": 3, "optimizer": 2},
+    ),
+    "so is each of several that are accumulated": (
+        lambda loop: loop.gap(1).forward(2).backward(3).gap(1).learn(),
+        {"data": 2, "forward": 4, "backward": 6, "optimizer": 1},
+    ),
+    "a batch that is made between a forward and its backward pass is data": (
+        lambda loop: loop.hear("fetched", 0, 0.5).forward(2).gap(0.75).backward(3).optimizer(1),
+        {"data": 0.5, "forward": 2.25, "backward": 3, "optimizer": 1},
+    ),
+    "bare weights have their forward pass before the backward pass": (
+        lambda loop: loop.gap(4).backward(2).optimizer(1),
+        {"forward": 4, "backward": 2, "optimizer": 1},
+    ),
+    "so has a model that is not found": (
+        lambda loop: loop.batch(1).gap(4).backward(2).optimizer(1),
+        {"data": 1, "forward": 4, "backward": 2, "optimizer": 1},
+    ),
+    "forward and backward in a closure are not the optimizer's": (
+        lambda loop: loop.batch(1).hear("optimizer").forward(2).gap(0.25).backward(3).gap(0.5).hear("optimizer ended", 0, 1),
+        {"data": 1, "forward": 2.25, "backward": 3, "optimizer": 0.5},
+    ),
+    "neither is what the closure does before its forward pass": (
+        lambda loop: loop.batch(1).hear("optimizer").gap(4).forward(2).backward(3).hear("optimizer ended", 0, 1),
+        {"data": 1, "other": 4, "forward": 2, "backward": 3},
+    ),
+    "a checkpoint of several files is saved as a whole": (
+        lambda loop: loop.train().part("saving", 7).gap(1).part("saving", 2).gap(0.5),
+        TRAINED | {"saving": 10, "other": 0.5},
+    ),
+    "an average of the weights is no batch": (
+        lambda loop: loop.part("upkeep", 3).gap(1).learn(),
+        {"other": 3, "data": 1, "forward": 2, "backward": 3, "optimizer": 1},
+    ),
+    "a teacher without gradients is part of the step": (
+        lambda loop: loop.batch(1).quiet(2).forward(3).backward(1).optimizer(1),
+        {"data": 1, "forward": 5, "backward": 1, "optimizer": 1},
+    ),
+    "so is a model that is trained in evaluation mode": (
+        lambda loop: loop.batch(1).forward(3, trains=False).backward(1).optimizer(1),
+        {"data": 1, "forward": 3, "backward": 1, "optimizer": 1},
+    ),
+    "a checkpoint is saved, and what watching takes is nobody's": (
+        lambda loop: loop.train().part("saving", 7).part("pause", 30),
+        TRAINED | {"saving": 7},
+    ),
+    "nobody waits for a batch when a loader is through": (
+        lambda loop: loop.train().exhausted(5).new_pass(),
+        TRAINED | {"other": 5},
+    ),
+    "a pass over a loader without gradients is validation": (
+        lambda loop: loop.train().new_pass().batch(1).quiet(2).batch(1).forward(2, trains=False).exhausted(1).gap(1),
+        TRAINED | {"validation": 7, "other": 1},
+    ),
+    "also where the loop over it is left early": (
+        lambda loop: loop.train().batch(1).quiet(2).batch(1).quiet(2).gap(0.5),
+        TRAINED | {"validation": 6.5},
+    ),
+    "an agent acts on fewer samples than it learns from": (
+        lambda loop: loop.gap(0.25).quiet(0.5, 4).gap(1).quiet(0.5, 4).gap(1).forward(2, samples=64).backward(3).optimizer(1),
+        {"acting": 3.25, "forward": 2, "backward": 3, "optimizer": 1},
+    ),
+    "what it is to learn from a target is no acting": (
+        lambda loop: loop.quiet(0.5, 1).gap(1).part("zero_grad", 0).quiet(2, 64).gap(0.5).forward(2, samples=64).backward(3).optimizer(1),
+        {"acting": 1.5, "data": 0.5, "forward": 4, "backward": 3, "optimizer": 1},
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        pytest.param(
-            lambda loop: loop.batch(2).gap(0.5).part("copy", 0.25).forward(3).gap(0.125).backward(5).optimizer(1),
-            {"data": 2, "other": 0.5, "copy": 0.25, "forward": 3.125, "backward": 5, "optimizer": 1},
-            id="between forward and backward lies the loss",
-        ),
-        pytest.param(
-            lambda loop: loop.batch(1).forward(2).gap(0.5).part("zero_grad", 0.25).gap(0.5).backward(1).optimizer(1),
-            {"data": 1, "forward": 3, "backward": 1, "optimizer": 1.25},
-            id="gradients may be reset between the loss and its backward pass",
-        ),
-        pytest.param(
-            lambda loop: loop.gap(4).part("zero_grad", 1).gap(0.5).forward(2).backward(3).optimizer(1),
-            {"data": 4.5, "forward": 2, "backward": 3, "optimizer": 2},
-            id="without a loader the batch is made before the model is used",
-        ),
-        pytest.param(
-            lambda loop: loop.gap(1).forward(2).backward(3).gap(1).forward(2).backward(3).optimizer(1),
-            {"data": 2, "forward": 4, "backward": 6, "optimizer": 1},
-            id="so is each of several that are accumulated",
-        ),
-        pytest.param(
-            lambda loop: [loop.hear("fetched", 0, 0.5), loop.forward(2).gap(0.75).backward(3).optimizer(1)],
-            {"data": 0.5, "forward": 2.25, "backward": 3, "optimizer": 1},
-            id="a batch that is made between a forward and its backward pass is data",
-        ),
-        pytest.param(
-            lambda loop: loop.gap(4).backward(2).optimizer(1),
-            {"forward": 4, "backward": 2, "optimizer": 1},
-            id="bare weights have their forward pass before the backward pass",
-        ),
-        pytest.param(
-            lambda loop: loop.batch(1).gap(4).backward(2).optimizer(1),
-            {"data": 1, "forward": 4, "backward": 2, "optimizer": 1},
-            id="so has a model that is not found",
-        ),
-        pytest.param(
-            lambda loop: [loop.batch(1), loop.hear("optimizer"), loop.forward(2).gap(0.25).backward(3).gap(0.5),
-                          loop.hear("optimizer ended", 0, 1)],
-            {"data": 1, "forward": 2.25, "backward": 3, "optimizer": 0.5},
-            id="forward and backward in a closure are not the optimizer's",
-        ),
-        pytest.param(
-            lambda loop: [loop.batch(1), loop.hear("optimizer"), loop.gap(4).forward(2).backward(3), loop.hear("optimizer ended", 0, 1)],
-            {"data": 1, "other": 4, "forward": 2, "backward": 3},
-            id="neither is what the closure does before its forward pass",
-        ),
-        pytest.param(
-            lambda loop: loop.train().part("saving", 7).gap(1).part("saving", 2).gap(0.5),
-            {"saving": 10, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04, "other": 0.5},
-            id="a checkpoint of several files is saved as a whole",
-        ),
-        pytest.param(
-            lambda loop: loop.part("upkeep", 3).gap(1).forward(2).backward(3).optimizer(1),
-            {"other": 3, "data": 1, "forward": 2, "backward": 3, "optimizer": 1},
-            id="an average of the weights is no batch",
-        ),
-        pytest.param(
-            lambda loop: loop.batch(1).quiet(2).forward(3).backward(1).optimizer(1),
-            {"data": 1, "forward": 5, "backward": 1, "optimizer": 1},
-            id="a teacher without gradients is part of the step",
-        ),
-        pytest.param(
-            lambda loop: loop.batch(1).forward(3, trains=False).backward(1).optimizer(1),
-            {"data": 1, "forward": 3, "backward": 1, "optimizer": 1},
-            id="so is a model that is trained in evaluation mode",
-        ),
-        pytest.param(
-            lambda loop: loop.train().part("saving", 7).part("pause", 30),
-            {"saving": 7, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04},
-            id="a checkpoint is saved, and what watching takes is nobody's",
-        ),
-        pytest.param(
-            lambda loop: loop.train().exhausted(5).new_pass(),
-            {"other": 5, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04},
-            id="nobody waits for a batch when a loader is through",
-        ),
-        pytest.param(
-            lambda loop: loop.train().new_pass().batch(1).quiet(2).batch(1).forward(2, trains=False).exhausted(1).gap(1),
-            {"validation": 7, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04, "other": 1},
-            id="a pass over a loader without gradients is validation",
-        ),
-        pytest.param(
-            lambda loop: loop.train().batch(1).quiet(2).batch(1).quiet(2).gap(0.5),
-            {"validation": 6.5, "data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04},
-            id="also where the loop over it is left early",
-        ),
-        pytest.param(
-            lambda loop: [loop.gap(0.25).quiet(0.5, 4).gap(1).quiet(0.5, 4).gap(1), loop.forward(2, samples=64).backward(3).optimizer(1)],
-            {"acting": 3.25, "forward": 2, "backward": 3, "optimizer": 1},
-            id="an agent acts on fewer samples than it learns from",
-        ),
-        pytest.param(
-            lambda loop: loop.quiet(0.5, 1).gap(1).part("zero_grad", 0).quiet(2, 64).gap(0.5).forward(2, samples=64).backward(3).optimizer(1),
-            {"acting": 1.5, "data": 0.5, "forward": 4, "backward": 3, "optimizer": 1},
-            id="what it is to learn from a target is no acting",
-        ),
-    ],
-)  # fmt: skip
-def test_every_moment_of_a_step_belongs_to_one_phase(body: Callable[[Loop], Any], told: dict[str, float]) -> None:
-    assert two(body) == told
+@pytest.mark.parametrize("case", MOMENTS)
+def test_every_moment_of_a_step_belongs_to_one_phase(case: str) -> None:
+    body, told = MOMENTS[case]
+    assert body(body(Loop())).phases() == told
 
 
 def test_passes_without_a_loader_are_validation_where_they_are_rare() -> None:
@@ -326,15 +290,6 @@ def test_optimizers_make_steps_together_or_each_for_itself(calls: list[tuple[flo
     assert grouped(*calls).rates.steps == steps
 
 
-def test_optimizers_within_each_other_take_one_step() -> None:
-    """A wrapper that calls the optimizer it wraps; and one whose step raised is not waited for."""
-    loop = Loop()
-    loop.hear("optimizer", 0)
-    loop.optimizer(1.0, 1)
-    loop.hear("optimizer ended", 0, 1)
-    assert loop.rates.steps == 1
-
-
 @pytest.mark.parametrize(
     ("body", "steps", "samples"),
     [
@@ -347,23 +302,58 @@ def test_optimizers_within_each_other_take_one_step() -> None:
 def test_without_an_optimizer_a_step_is_a_batch_or_a_backward_pass(
     body: Callable[[Loop], Any], steps: int, samples: int
 ) -> None:
-    loop = Loop()
-    for _ in range(steps):
-        body(loop)
-    loop.gap(60)
-    loop.hear("closed", 0, 1)
+    loop = repeat(steps, body).gap(60).hear("closed")
     assert (loop.rates.steps, loop.rates.samples) == (steps, steps * samples)
     assert loop.rates.run_s["other"] == 0.0  # what comes after the last step is not training any more
 
 
-@pytest.mark.parametrize("has_loader", [True, False])
-def test_passes_before_the_first_step_of_an_optimizer_are_accumulated_for_it(has_loader: bool) -> None:
+def repeat(count: int, body: Callable[[Loop], Any], loop: Loop | None = None) -> Loop:
+    loop = loop or Loop()
+    for _ in range(count):
+        body(loop)
+    return loop
+
+
+def views(sizes: list[int]) -> Loop:
     loop = Loop()
-    for _ in range(5):
-        for _ in range(3):
-            (loop.batch(1) if has_loader else loop).forward(2).backward(3)
-        loop.optimizer(1)
-    assert (loop.rates.steps, loop.rates.samples) == (5, 120)
+    for size in sizes:
+        loop.forward(1, samples=size)
+    return loop.backward(1).optimizer(1)
+
+
+def lean(loop: Loop) -> Loop:
+    """A step of which only batches and ends are written down."""
+    return loop.batch(0.01).gap(0.09).hear("optimizer ended", 0, 0)
+
+
+COUNTS: dict[str, tuple[Loop, int, int]] = {
+    "an optimizer within another takes one step with it": (Loop().hear("optimizer", 0).optimizer(1, 1).hear("optimizer ended", 0, 1), 1, 0),
+    "passes before an optimizer's step are accumulated": (repeat(5, lambda loop: loop.forward(2).backward(3).learn()), 5, 80),
+    "so are those with batches of a loader": (repeat(5, lambda loop: loop.batch(1).forward(2).backward(3).batch(1).learn()), 5, 80),
+    "two equal batches are views of the same samples": (views([8, 8]), 1, 8),
+    "so are three": (views([8, 8, 8]), 1, 8),
+    "four are steps in time, as of agents that play": (views([8] * 4), 1, 32),
+    "so are single ones": (views([1, 1]), 1, 2),
+    "unequal batches are added": (views([8, 4]), 1, 12),
+    "a closure that is called again sees the same samples":
+        (repeat(3, lambda loop: loop.forward(1).backward(1), Loop().hear("optimizer")).hear("optimizer ended", 0, 1), 1, 8),
+    "another optimizer is fed what its first full step was":
+        (repeat(4, lambda loop: loop.optimizer(1, 1, full=False), Loop().learn().learn()).forward(2).backward(3).optimizer(1, 1), 7, 56),
+    "a batch that is used again and again counts in each step": (repeat(100, Loop.learn, Loop().batch(0.01)), 100, 800),
+    "truncated backpropagation uses a batch a few times": (repeat(10, lambda loop: repeat(8, Loop.learn, loop.batch(0.01))), 80, 80),
+    "a program counts its steps itself": (repeat(10, lambda loop: loop.gap(2).hear("counted", 1, 5), Loop().hear("forward", 1, 3)), 10, 50),
+    "what another thread has loaded is not fed": (Loop().batch(50, 99).hear("restart").learn(), 1, 8),
+    "a replayed graph is a step": (repeat(3, lambda loop: loop.batch(1).part("replay", 4, 5).hear("counted", 1), Loop().train(3)), 6, 48),
+    "batches of an earlier pass are no part of the training; those fetched ahead are":
+        (Loop().new_pass().batch(9).batch(9).exhausted().gap(5).new_pass().batch(0.5).train(10), 10, 88),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_steps_and_their_samples_are_counted(case: str) -> None:
+    loop, steps, samples = COUNTS[case]
+    assert (loop.rates.steps, loop.rates.samples) == (steps, samples)
+    assert loop.rates.run_s["data"] < 45  # what was read before belongs to nobody
 
 
 def test_only_batches_are_steps_where_nothing_else_is_heard() -> None:
@@ -380,45 +370,10 @@ def test_only_batches_are_steps_where_nothing_else_is_heard() -> None:
     assert Steps(loop.reader).is_by_batch
 
 
-def test_batches_that_were_read_before_the_training_are_no_part_of_it() -> None:
-    """Those of the pass that the training goes on with were fetched ahead, as accelerate does, and are."""
-    loop = Loop().new_pass().batch(9).batch(9).exhausted().gap(5)
-    loop.new_pass().batch(0.5).train(10)
-    rates = loop.rates
-    assert (rates.steps, rates.samples) == (10, 88)
-    assert sum(rates.run_s.values()) == pytest.approx(1.5)
-
-
-def test_another_thread_that_trains_begins_anew() -> None:
-    loop = Loop().batch(50)
-    loop.hear("restart")
-    loop.forward(1).backward(1).optimizer(1)
-    assert (loop.rates.samples, loop.rates.run_s["data"]) == (8, 0.0)  # what the model was fed, not the other's batch
-
-
-def test_a_second_optimizer_is_fed_what_its_first_full_step_was() -> None:
-    loop = Loop()
-    for number in (0.0, 1.0):
-        for step in range(20):
-            full = step % 5 == 4
-            if full:
-                loop.forward(1).backward(1)
-            loop.optimizer(1, number, full=full)
-    assert loop.rates.samples == 40 * 8
-
-
-def lean(loop: Loop, count: int) -> Loop:
-    """Steps of which only batches and ends are written down."""
-    for _ in range(count):
-        loop.batch(0.01).gap(0.09)
-        loop.hear("optimizer ended", 0, 0)
-    return loop
-
-
 def test_steps_that_are_only_counted_are_split_as_those_that_were_heard_in_full() -> None:
     loop = Loop().train(10)
     for _ in range(5):
-        lean(loop, 9).gap(0.05).train()
+        repeat(9, lean, loop).gap(0.05).train()
     rates = loop.rates
     assert (rates.steps, rates.samples) == (60, 480)
     seconds = 60 * 0.1 + 5 * 0.05
@@ -426,59 +381,6 @@ def test_steps_that_are_only_counted_are_split_as_those_that_were_heard_in_full(
     assert rates.shares["data"] == pytest.approx(0.6 / seconds)
     assert rates.shares["forward"] == pytest.approx(1.2 / seconds)
     assert rates.shares["other"] == pytest.approx(0.25 / seconds)
-
-
-@pytest.mark.parametrize(
-    ("many", "fed"), [([8], 8), ([8, 8], 8), ([8, 8, 8], 8), ([8] * 4, 32), ([1, 1], 2), ([8, 4], 12)]
-)
-def test_a_few_equal_batches_for_one_backward_pass_are_views_of_the_same_samples(many: list[int], fed: int) -> None:
-    """Pairs and triplets; more of them are steps in time, as of agents that play."""
-    loop = Loop()
-    for samples in many:
-        loop.forward(1, samples=samples)
-    assert loop.backward(1).optimizer(1).rates.samples == fed
-
-
-def test_a_closure_that_is_called_again_sees_the_same_samples() -> None:
-    loop = Loop()
-    loop.hear("optimizer")
-    for _ in range(3):
-        loop.forward(1).backward(0.5)
-    loop.hear("optimizer ended", 0, 1)
-    assert loop.rates.samples == 8
-
-
-def test_a_batch_that_is_used_again_and_again_counts_in_each_step() -> None:
-    """To overfit one batch, or to cycle through some that were kept; truncated backpropagation uses each a few times."""
-    once = Loop().batch(0.01, 16)
-    for _ in range(100):
-        once.gap(0.01).forward(0.02, samples=16).backward(0.03).optimizer(0.04)
-    assert once.rates.samples == 1600
-    assert once.rates.shares["data"] == pytest.approx(0.1, rel=0.02)
-    chunks = Loop()
-    for number in range(80):
-        if number % 8 == 0:
-            chunks.batch(0.01, 16)
-        chunks.forward(0.02, samples=16).backward(0.03).optimizer(0.04)
-    assert chunks.rates.samples == 160
-
-
-def test_a_program_that_counts_its_steps_itself() -> None:
-    loop = Loop()
-    loop.hear("forward", 1, 3)
-    for _ in range(10):
-        loop.gap(2.0)
-        loop.hear("counted", 1, 5)
-    assert (loop.rates.steps, loop.rates.samples_per_s) == (10, pytest.approx(2.5))
-
-
-def test_a_replayed_graph_is_a_step() -> None:
-    loop = Loop().train(3).gap(0.25)
-    for _ in range(3):
-        loop.batch(1).part("replay", 4, 5)
-        loop.hear("counted", 1)
-    assert (loop.rates.steps, loop.rates.samples) == (6, 48)
-    assert loop.phases() == {"data": 1, "forward": 4}
 
 
 def test_the_devices_clock_decides_where_there_is_one() -> None:
