@@ -190,20 +190,6 @@ def test_every_moment_of_a_step_belongs_to_one_phase(case: str) -> None:
     assert body(body(Loop())).phases() == told
 
 
-def test_passes_without_a_loader_are_validation_where_they_are_rare() -> None:
-    def loop(every: int) -> Loop:
-        found = Loop()
-        for number in range(40):
-            if number % every == every - 1:
-                found.quiet(1.0, 50).gap(0.5).quiet(1.0, 50)
-            found.forward(0.02).backward(0.03).optimizer(0.05)
-        return found
-
-    assert loop(10).rates.run_s["validation"] == pytest.approx(4 * 2.5)
-    assert loop(10).rates.steps_per_s == pytest.approx(10.0)
-    assert loop(1).rates.run_s["validation"] == 0.0
-
-
 def test_passes_of_one_of_several_optimizers_are_part_of_every_step() -> None:
     """As the generator's for the critic, which takes two steps on each batch."""
     loop = Loop()
@@ -214,29 +200,6 @@ def test_passes_of_one_of_several_optimizers_are_part_of_every_step() -> None:
         loop.forward(1.0).backward(1.0).optimizer(1.0, 0)
     assert (loop.rates.steps, loop.rates.run_s["validation"]) == (20, 0.0)
     assert loop.rates.steps_per_s == pytest.approx(1 / 11.1)
-
-
-def test_an_agent_acts_before_it_learns_for_the_first_time() -> None:
-    """Samples that are drawn from a language model now and then are no acting: it had learnt before."""
-    acts, draws = Loop(), Loop()
-    for number in range(30):
-        if number % 10 == 0:
-            acts.quiet(1.0, 1)
-        acts.forward(0.1).backward(0.1).optimizer(0.1)
-        draws.forward(0.1).backward(0.1).optimizer(0.1)
-        if number % 10 == 5:
-            draws.quiet(1.0, 1)
-    assert (acts.rates.run_s["acting"], acts.rates.run_s["validation"]) == (pytest.approx(3.0), 0.0)
-    assert (draws.rates.run_s["acting"], draws.rates.run_s["validation"]) == (0.0, pytest.approx(3.0))
-
-
-def test_a_pass_in_which_no_model_is_heard_is_validation_where_it_is_rare() -> None:
-    rare, usual = Loop(), Loop()
-    for _ in range(4):
-        rare.train(3).new_pass().batch(1).batch(1).exhausted()
-        usual.new_pass().batch(1).batch(1).exhausted().forward(1).backward(1).optimizer(1)
-    assert rare.rates.run_s["validation"] == pytest.approx(8.0)
-    assert (usual.rates.run_s["validation"], usual.rates.run_s["data"]) == (0.0, pytest.approx(8.0))
 
 
 def test_the_whole_run_is_accounted_for() -> None:
@@ -354,6 +317,40 @@ def test_steps_and_their_samples_are_counted(case: str) -> None:
     loop, steps, samples = COUNTS[case]
     assert (loop.rates.steps, loop.rates.samples) == (steps, samples)
     assert loop.rates.run_s["data"] < 45  # what was read before belongs to nobody
+
+
+def one_of_ten(at: int, body: Callable[[Loop], Any]) -> Loop:
+    """Of each ten steps one comes after something else."""
+
+    def steps(loop: Loop) -> Loop:
+        body(repeat(at, Loop.learn, loop))
+        return repeat(10 - at, Loop.learn, loop)
+
+    return repeat(4, steps)
+
+
+def quietly(loop: Loop) -> Loop:
+    return loop.quiet(1, 50).gap(0.5).quiet(1, 50)
+
+
+def unheard(loop: Loop) -> Loop:
+    return loop.new_pass().batch(1).batch(1).exhausted()
+
+
+RUNS: dict[str, tuple[Loop, dict[str, float]]] = {
+    "rare passes without a loader are validation": (one_of_ten(9, quietly), {"validation": 10, "acting": 0}),
+    "usual ones are part of the step": (repeat(40, lambda loop: quietly(loop).learn()), {"validation": 0, "acting": 0}),
+    "an agent acts before it learns for the first time": (one_of_ten(0, lambda loop: loop.quiet(1, 1)), {"validation": 0, "acting": 4}),
+    "who learnt before draws samples now and then": (one_of_ten(5, lambda loop: loop.quiet(1, 1)), {"validation": 4, "acting": 0}),
+    "a rare pass in which no model is heard is validation": (repeat(4, lambda loop: unheard(loop.train(3))), {"validation": 8}),
+    "a usual one is part of the step": (repeat(4, lambda loop: unheard(loop).learn()), {"validation": 0, "data": 8}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_time_in_which_nothing_is_trained_has_a_name(case: str) -> None:
+    loop, told = RUNS[case]
+    assert {name: loop.rates.run_s[name] for name in told} == pytest.approx(told)
 
 
 def test_only_batches_are_steps_where_nothing_else_is_heard() -> None:
