@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,10 +31,10 @@ class Entry:
     """One run of a tracker."""
 
     name: str
-    facts: dict[str, Fact]
+    facts: Mapping[str, Fact]
     values: dict[str, float]
     doubts: dict[str, str]
-    steps: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    steps: list[tuple[int, dict[str, float]]]
 
 
 def check_tracker(tracker: str) -> None:
@@ -57,32 +57,33 @@ def log_result(result: Result, tracker: str) -> str:
 def entries_of(result: Result) -> list[Entry]:
     rows = [row for row in result.rows if row.metrics and not row.failure]
     varying = [name for name in (rows[0].facts if rows else ()) if len({str(row.facts.get(name)) for row in rows}) > 1]
+    epochs = [row for table in result.tables for row in table.rows if isinstance(row.facts.get(STEP), int)]
     entries = []
     for row in rows:
-        facts: dict[str, Fact] = {
-            name: value for name, value in {**result.about, **row.facts}.items() if value not in (None, "")
-        }
-        apart = [str(row.facts[name]) for name in varying if row.facts.get(name) not in (None, "")]
-        name = " · ".join(
-            [str(facts.get("model", result.verb)), *(text for text in apart if text != facts.get("model"))]
+        facts = {name: value for name, value in {**result.about, **row.facts}.items() if value not in (None, "")}
+        model = facts.get("model", result.verb)
+        apart = [facts[name] for name in varying if facts.get(name, model) != model]
+        entries.append(
+            Entry(
+                name=" · ".join(map(str, (model, *apart))),
+                facts=facts,
+                values=_values(row),
+                doubts={metric.name: str(metric.doubt.code) for metric in row.metrics if metric.doubt is not None},
+                steps=[
+                    (int(str(epoch[STEP])), _values(epoch, f"{STEP}/"))
+                    for epoch in epochs
+                    if all(facts.get(name, value) == value for name, value in epoch.facts.items() if name != STEP)
+                ],
+            )
         )
-        doubts = {metric.name: str(metric.doubt.code) for metric in row.metrics if metric.doubt is not None}
-        entries.append(Entry(name, facts, _values(row), doubts))
-    for row in (row for table in result.tables for row in table.rows if isinstance(row.facts.get(STEP), int)):
-        for entry in entries:
-            if all(entry.facts.get(name, value) == value for name, value in row.facts.items() if name != STEP):
-                values = {f"{STEP}/{name}": value for name, value in _values(row).items()}
-                entry.steps.append((int(str(row.facts[STEP])), values))
     return entries
 
 
-def _values(row: Row) -> dict[str, float]:
+def _values(row: Row, prefix: str = "") -> dict[str, float]:
     """The figures of a row with their intervals; those that are unknown are left out."""
-    found: dict[str, float] = {}
-    for metric in row.metrics:
-        parts = {"": metric.value, "_low": metric.low, "_high": metric.high}
-        found |= {f"{metric.name}{part}": value for part, value in parts.items() if value is not None}
-    return found
+    ends = (("", "value"), ("_low", "low"), ("_high", "high"))
+    known = {f"{metric.name}{end}": getattr(metric, field) for metric in row.metrics for end, field in ends}
+    return {prefix + name: value for name, value in known.items() if value is not None}
 
 
 def _to_wandb(verb: str, entries: list[Entry]) -> str:
