@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -13,16 +12,15 @@ import numpy as np
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import bound_of_counters, least_issue_s, telling_host_share
-from redline.analyze.finding import WORTH_A_LINE, Bound, Finding
+from redline.analyze.finding import Bound, Finding
 from redline.analyze.generation import Generation, generation_of
 from redline.analyze.hardware import Hardware, OperatorLimit, hardware_by_kernels, hardware_of, operator_limits
 from redline.analyze.removals import TraceFacts
 from redline.analyze.rules import diagnose, limit_of
 from redline.model.fields import Frozen
 from redline.model.identity import conditions_text
-from redline.model.note import Code, Note, note
+from redline.model.note import Note, note
 from redline.model.record import Capabilities, RunRecord
-from redline.model.units import format_seconds
 from redline.model.work import Ceilings
 from redline.trace.collectives import (
     CollectiveRow,
@@ -34,11 +32,11 @@ from redline.trace.collectives import (
     waiting_of,
 )
 from redline.trace.columns import Lost, Trace, Work
-from redline.trace.host import MOSTLY, Host, HostView, Launches, host_of, launches_of
+from redline.trace.host import Host, HostView, Launches, host_of, launches_of
 from redline.trace.idle import Idle, Wait, idle_of, waits_of
 from redline.trace.intervals import seconds
 from redline.trace.links import Links, matching
-from redline.trace.names import UNCLASSIFIED, class_of, label_of, short_name
+from redline.trace.names import UNCLASSIFIED
 from redline.trace.replay import DeviceRun, device_runs
 from redline.trace.selections import OnDevice, OnHost
 from redline.trace.tables import (
@@ -55,7 +53,7 @@ from redline.trace.tables import (
     operator_rows,
     times_by_name,
 )
-from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, host_time, timeline_of
+from redline.trace.timeline import DeviceTime, Timeline, host_time, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors import Counter, Reading, bandwidth_share, counters_of
 from redline.trace.window import Outside, Phase, Steps, phases_of, recorded, steps_of
@@ -111,15 +109,6 @@ class RankTime(Frozen):
     """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
 
 
-class SlowestRank(Frozen):
-    """The rank that the others waited for."""
-
-    label: str
-    waited_s: float
-    """The others waited so long for it, on average over them."""
-    why: Note
-
-
 class Profile(Frozen):
     timeline: Timeline
     idle: Idle
@@ -148,8 +137,6 @@ class Profile(Frozen):
     """Says where the host waited for the device."""
     collectives: tuple[CollectiveRow, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
-    slowest: SlowestRank | None = None
-    """Names the rank that the others waited for, and why; None if no rank is clearly late."""
     limits: tuple[OperatorLimit, ...] = ()
     """Operators against what the device can do, from the shapes of their inputs."""
     gradient_reductions: int | None = None
@@ -275,7 +262,6 @@ def facts_of(
         collectives=tuple(collective_rows(calls, waiting)),
         gradient_reductions=reductions.pop() if len(reductions) == 1 else None,
         stragglers=tuple(waiting.stragglers),
-        slowest=slowest_rank(runs, links, times, waiting) if waiting.stragglers else None,
         limits=tuple(operator_limits(links, hardware, ceilings)),
         parts=tuple(parts_of(tree)),
         generation=generation_of(record, ceilings) if record is not None else None,
@@ -427,75 +413,6 @@ def _capture(record: RunRecord) -> Capture:
 
 
 # Ranks
-
-CAUSES = {
-    "host": "its host is late with launches: Python, or operators",
-    "sync": "its host waits for the device",
-    "data": "its data loader",
-    "allocator": "its host takes memory from the driver or gives it back",
-    "warm-up": "its host loads code or compiles",
-    "latency": "its launches come late",
-    "launch": "the gaps between its kernels",
-    "dependency": "another of its streams",
-    "unknown": "nothing that the trace shows",
-}
-
-
-def slowest_rank(
-    runs: Sequence[DeviceRun], links: Sequence[Links], times: Sequence[DeviceTime], waiting: Waiting
-) -> SlowestRank | None:
-    """None where the ranks are not all there, or where none is clearly late. Without devices, `times` are of the hosts."""
-    if len(times) < 2 or len(times) != len(waiting.waits):
-        return None
-    # The others wait; the one that waits least is the one they wait for.
-    waited = [float(np.nansum(waits)) for waits in waiting.waits]
-    late = int(np.argmin(waited))
-    cost = (sum(waited) - waited[late]) / (len(waited) - 1) - waited[late]
-    if cost <= WORTH_A_LINE * times[late].span:
-        return None
-    computing = [_without_talk(times_by_name([run.recorded.trace], Work.KERNEL), short_name) for run in runs] or [
-        _without_talk(class_times([one]), label_of) for one in links
-    ]
-    pausing = [Tally({CAUSES[cause]: run.idle.ns(cause) for cause in run.idle.when}) for run in runs] or [
-        _annotated(one.trace) for one in links
-    ]
-    why = note(
-        "cause-unknown",
-        "it computes no longer and pauses no longer than the others: its clock may differ, or its memory is slower",
-    )
-    kinds: tuple[tuple[Code, list[Tally[str]]], ...] = (
-        ("waits-for-something", pausing),
-        ("computes-longer", computing),
-    )
-    for code, tables in kinds:
-        usual = {name: median(one.get(name, 0) for at, one in enumerate(tables) if at != late) for name in tables[late]}
-        name = max(usual, key=lambda name: tables[late][name] - usual[name], default="")
-        if name and tables[late][name] - usual[name] > MOSTLY * cost:
-            took = f"{_time(tables[late][name])} against {_time(usual[name])}"
-            why = note(code, f"most of the difference is {name}, {took}")
-    return SlowestRank(
-        label=links[late].trace.label if not runs else runs[late].recorded.trace.label, waited_s=seconds(cost), why=why
-    )
-
-
-def _without_talk(times: Sequence[NamedTime], shown: Callable[[str], str]) -> Tally[str]:
-    found = Tally[str]()
-    for time in times:
-        found[shown(time.name)] += time.total_ns if class_of(time.name) != "communication" else 0
-    return found
-
-
-def _annotated(trace: Trace) -> Tally[str]:
-    """Time in each annotation, whatever is inside it; collectives and the profiler's own steps are left out."""
-    table, found = trace.annotations, Tally[str]()
-    for number, lasts in zip(table.name.tolist(), table.duration.tolist(), strict=True):
-        name = trace.names[number]
-        found[label_of(name)] += 0 if name.startswith("ProfilerStep") or ANNOTATED.search(name) else lasts
-    return found
-
-
-def _time(nanoseconds: float) -> str:
-    return format_seconds(nanoseconds / 1e9)
 
 
 def rank_times(ran: Sequence[DeviceRun | OnHost], times: Sequence[DeviceTime], waiting: Waiting) -> list[RankTime]:

@@ -218,11 +218,10 @@ def _overlap(facts: TraceFacts, gone: Removal) -> str:
 
 
 def _straggler(facts: TraceFacts, gone: Removal) -> str:
-    worst, slowest = facts.profile.stragglers[0], facts.profile.slowest
-    why = f"; {slowest.label}: {slowest.why}" if slowest is not None else ""
+    worst = facts.profile.stragglers[0]
     return (
         f"ranks wait {facts.words(gone)['time']} inside collectives for the last one to arrive; {worst.label} is last in "
-        f"{worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it{why}"
+        f"{worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it"
     )
 
 

@@ -487,9 +487,6 @@ def _about(profile: Profile) -> dict[str, Fact]:
 def _notes(profile: Profile) -> Iterator[Note]:
     """Returns what is missing first."""
     yield from (note("lost", reason) for reason in (profile.lost.reasons if profile.lost else ()))
-    if profile.slowest is not None:
-        late = profile.slowest
-        yield note("straggler", f"{late.label}: the others waited {SECONDS(late.waited_s)} for it; {late.why}")
     if profile.findings and str(profile.bound.evidence) not in [finding.evidence for finding in profile.findings]:
         yield note("note", f"bound: {profile.bound.label}: {profile.bound.evidence}")
     yield from profile.notes
