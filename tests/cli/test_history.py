@@ -119,8 +119,8 @@ def test_trends_fit_the_terminal_and_keep_their_line(kept: list[RunRecord], widt
     ("order", "trends"),
     [
         ("2.7 2.7 2.7 2.8 2.8", {"": 5}),  # an update
-        ("2.7 2.8 2.7 2.8 2.7", {", torch 2.7": 3, ", torch 2.8": 2}),
-        ("2.7 2.8 2.8 2.7", {", torch 2.7": 2, ", torch 2.8": 2}),  # taken back
+        ("2.7 2.8 2.7 2.8 2.7", {", torch 2.7, driver fake": 3, ", torch 2.8, driver fake": 2}),
+        ("2.7 2.8 2.8 2.7", {", torch 2.7, driver fake": 2, ", torch 2.8, driver fake": 2}),  # taken back
     ],
 )
 def test_versions_of_torch_that_alternate_are_trends_of_their_own(order: str, trends: dict[str, int]) -> None:

@@ -108,7 +108,7 @@ class TestRefusals:
             assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmarks",)]
 
     def test_a_folder_or_a_file_where_the_other_is_needed(self, path: Path) -> None:
-        assert "unable to open database file; check that it is a file in a folder" in self.refused(path.parent)
+        assert "unable to open database file; fix that" in self.refused(path.parent)
         path.write_text("")
         assert "cannot make the folder of the history" in self.refused(path / "history.sqlite")
         assert "cannot make the folder of the history" in self.refused(path / "deeper" / "history.sqlite")
@@ -168,9 +168,7 @@ def test_a_file_that_may_only_be_read_says_so_before_anything_is_measured(path: 
         history._database.write(lambda connection: None)
         with history._database.reading() as connection:
             connection.exec_driver_sql("PRAGMA query_only = ON")
-        with pytest.raises(
-            StoreError, match=r"cannot write to .*: attempt to write a readonly database; make the file"
-        ):
+        with pytest.raises(StoreError, match=r"cannot write to .*: attempt to write a readonly database; fix that"):
             history.require_writable()
         assert history.load(record.id) == record
 

@@ -15,7 +15,7 @@ from store_writer import make_block, make_record
 
 from redline.model.errors import StoreError, UsageError
 from redline.model.identity import device_key, device_key_of_ceilings
-from redline.model.record import DeviceInfo, Environment, Failure, TelemetrySample
+from redline.model.record import DeviceInfo, Environment, Failure
 from redline.model.work import Ceilings
 from redline.store import History, SettledCell, TuneRow, ledgers
 from redline.store.schema import holders
@@ -52,23 +52,16 @@ def test_a_record_without_its_cell_is_never_seen(history: History) -> None:
     assert history.count() == 0
 
 
-def test_those_who_look_on_see_how_far_it_is(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 50.0
-    monkeypatch.setattr("redline.store.ledgers.time.monotonic", lambda: now)
+def test_those_who_look_on_see_how_far_it_is(history: History) -> None:
     ledger = history.sweep("study")
-    ledger.tell(3, 4, "nobody holds it", done_before=0)
+    ledger.tell(3, 4, "nobody holds it")
     assert history.activities() == []
     with ledger.held():
-        ledger.observe(TelemetrySample(at_s=0.25))
         (said,) = history.activities()
-        assert (said.name, said.done, said.done_before, said.total, said.is_over) == ("study", 0, 0, None, False)
-        ledger.tell(3, 4, "resnet", done_before=2)
-        for later, at_s, seen in ((0.75, 1.0, 0.25), (0.25, 1.25, 1.25)):
-            now += later
-            ledger.observe(TelemetrySample(at_s=at_s))
-            (said,) = history.activities()
-            assert (said.done, said.total, said.now, said.done_before) == (3, 4, "resnet", 2)
-            assert said.telemetry == TelemetrySample(at_s=seen), "what comes too soon after the last is not written"
+        assert (said.name, said.done, said.done_before, said.total, said.is_over) == ("study", 3, 0, 4, False)
+        ledger.tell(4, 4, "resnet", done_before=2)
+        (said,) = history.activities()
+        assert (said.done, said.total, said.now, said.done_before) == (4, 4, "resnet", 2)
     assert history.activities() == []
 
 

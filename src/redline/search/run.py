@@ -18,7 +18,7 @@ from redline.launch.door import Door
 from redline.launch.workers import invitation
 from redline.model.errors import DoorError
 from redline.model.note import Note, note
-from redline.model.record import Block, Failure, RunRecord, StopReason, TelemetrySample, new_id
+from redline.model.record import Block, Failure, RunRecord, StopReason, new_id
 from redline.model.spec import LaunchSpec, RunSpec
 from redline.search.decide import decide
 from redline.search.grid import Cell, Plan
@@ -50,7 +50,7 @@ class Account:
     def __init__(self) -> None:
         self._cells: dict[str, SettledCell] = {}
 
-    def held(self) -> AbstractContextManager[None]:
+    def held(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def cells(self) -> dict[str, SettledCell]:
@@ -63,8 +63,6 @@ class Account:
         self._cells.clear()
 
     def tell(self, done: int, total: int, now: str, *, done_before: int) -> None: ...
-
-    def observe(self, telemetry: TelemetrySample) -> None: ...
 
 
 Ledger = Account | SweepLedger
@@ -208,11 +206,9 @@ class _CellJournal:
             self._run.live.begin(record)
 
     def append(self, record_id: str, block: Block) -> None:
-        """Show the latest telemetry; without a live journal the block itself is written with the whole record."""
+        """Without a live journal the block is written with the whole record."""
         if self._run.live is not None:
             self._run.live.append(record_id, block)
-        if block.telemetry:
-            self._run.ledger.observe(block.telemetry[-1])
 
     def finish(self, record: RunRecord) -> None:
         if self._run.live is not None:

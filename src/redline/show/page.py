@@ -31,18 +31,16 @@ def page(
     title: str,
     *results: Result,
     is_start: bool = False,
-    sides: Sequence[str] = ("", ""),
-    choices: Sequence[tuple[str, str]] = (),
+    sides: Sequence[str] = (),
     is_file: bool = False,
     link: Link = no_link,
 ) -> str:
-    """A page of a server. `is_file`: one that stands for itself. `choices`: the records that may be compared, as ids with their descriptions; `sides`: those that are. `is_start`: tells what is being measured."""
+    """A page of a server. `is_file`: one that stands for itself. `sides`: the ids of the records that are compared, on a page that asks for others. `is_start`: tells what is being measured."""
     values = {
         "title": title,
         "parts": [(result.verb.replace(" ", "-"), _part(result, link), _picture(result)) for result in results],
         "is_start": is_start,
         "sides": sides,
-        "choices": choices,
         "style": static_file("serve.css") if is_file else "",
         "version": __version__,
     }

@@ -289,31 +289,19 @@ class Database:
                 raise
             cause = error.orig if isinstance(error, DBAPIError) else None
             said = " ".join(str(cause or error).split())
-            # The last byte is the kind of the error; the rest says more about it.
-            advice = _ADVICE.get(getattr(cause, "sqlite_errorcode", 0) & 0xFF, "fix that")
             raise StoreError(
-                f"cannot {doing} the history at {self.location}: {said}; {advice} or {ELSEWHERE}"
+                f"cannot {doing} the history at {self.location}: {said}; fix that or {ELSEWHERE}"
             ) from error
 
     def refuse_damage(self, cause: BaseException | None = None) -> None:
         """Raise if SQLite finds the file damaged. Looks at all of it, and writes nothing."""
-        found = cause.orig if isinstance(cause, DBAPIError) else cause
         path = file_of(self.url)
-        damage = str(found) if _is_corrupt(found) else None if path is None else damage_of(path)
+        damage = None if path is None else damage_of(path)
         if damage is not None:
             raise StoreError(
                 f"the history at {self.location} is damaged ({damage}): 'redline history import {shlex.quote(self.location)}' adds what can be "
                 f"read of it to a new one, for which {ELSEWHERE}"
             ) from cause
-
-
-_ADVICE = {
-    sqlite3.SQLITE_READONLY: "make the file and its folder writable",
-    sqlite3.SQLITE_CANTOPEN: "check that it is a file in a folder you may write to",
-    sqlite3.SQLITE_BUSY: "another program holds it: try again when that is done",
-    sqlite3.SQLITE_FULL: "free some space",
-    sqlite3.SQLITE_IOERR: "the disk may be full or broken: free some space",
-}
 
 
 def _is_missing(path: Path) -> bool:
@@ -326,10 +314,6 @@ def _is_missing(path: Path) -> bool:
         return False
 
 
-def _is_corrupt(error: BaseException | None) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
-
-
 def damage_of(path: Path) -> str | None:
     """Returns what SQLite says is damaged in a file, or None for a sound one and for a file of something else."""
     if not is_sqlite(path):
@@ -340,7 +324,8 @@ def damage_of(path: Path) -> str | None:
     except UnicodeDecodeError:  # in the message of an error that quotes what it cannot read
         return "its schema cannot be read"
     except sqlite3.DatabaseError as error:
-        return str(error) if _is_corrupt(error) or error.sqlite_errorcode == sqlite3.SQLITE_NOTADB else None
+        # The last byte is the kind of the error; the rest says more about it.
+        return str(error) if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) else None
     return None if said == "ok" else " ".join(said.removeprefix("*** in database main ***").split())
 
 
@@ -352,8 +337,6 @@ def _engine(url: URL, location: str, only_to_read: bool) -> Engine:
             engine = create_engine(url, pool_pre_ping=True, connect_args=options)
         except ImportError:
             raise MissingExtra(f"the history at {location}", "psycopg", "postgres") from None
-        except TypeError as error:  # options in the URL that are not the driver's
-            raise StoreError(f"cannot open the history at {location}: {error}; set {VARIABLE} to {KINDS}") from None
         return engine.execution_options(postgresql_readonly=True) if only_to_read else engine
     path = file_of(url)
     if path is not None and only_to_read:
@@ -373,9 +356,11 @@ def _engine(url: URL, location: str, only_to_read: bool) -> Engine:
     def _tune(connection: Any, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
         connection.execute("PRAGMA foreign_keys = ON")
-        if not only_to_read:
-            # Changing the journal does not wait for its turn: of several who open a new file at once all but one are refused, and use what that one sets.
-            with suppress(sqlite3.OperationalError):
+        # Changing the journal does not wait for its turn: of several who open a new file at once all but one are refused, and use what that one sets.
+        # On the way it is in memory, as a journal that a killed process leaves on the disk could not be read around.
+        with suppress(sqlite3.OperationalError):
+            if not only_to_read and connection.execute("PRAGMA journal_mode").fetchone() == ("delete",):
+                connection.execute("PRAGMA journal_mode = MEMORY")
                 connection.execute("PRAGMA journal_mode = WAL")
 
     @event.listens_for(engine, "begin")

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import IO, Any, TypedDict, Unpack
+from typing import IO, Any
 
 import msgspec
 import platformdirs
@@ -30,7 +30,7 @@ from redline.store.archive import (
     store_rows,
     write_archive,
 )
-from redline.store.database import Database, OnNote, damage_of, file_of, is_sqlite, resolve
+from redline.store.database import Database, damage_of, file_of, is_sqlite, resolve
 from redline.store.ledgers import Hold, SweepLedger, TuneLedger, activities
 from redline.store.schema import (
     OWNED,
@@ -42,7 +42,6 @@ from redline.store.schema import (
     Point,
     Row,
     SeriesSeen,
-    Status,
     blocks,
     ceilings,
     column_text,
@@ -68,23 +67,6 @@ OnUnreadable = Callable[[str, RecordError], None]
 HEAD: tuple[Column[Any], ...] = (records.c.id, records.c.head)
 
 
-class Filters(TypedDict, total=False):
-    """Filters choose the records that `rows` and `find` of a history return. One that is left out excludes none."""
-
-    id: str | None
-    model: str | None
-    task: str | None
-    recipe: str | None
-    """The recipe's text as it was written."""
-    key: str | None
-    group: str | None
-    status: Status | None
-    since: float | None
-    """Seconds since the epoch."""
-    limit: int | None
-    newest_first: bool
-
-
 def _matching(
     columns: Sequence[Column[Any]],
     since: float | None = None,
@@ -92,7 +74,10 @@ def _matching(
     newest_first: bool = True,
     **exact: Any,
 ) -> Select[Any]:
-    """Selects `columns` of the records that fit, in order of time."""
+    """Selects `columns` of the records that fit, in order of time.
+
+    `exact` are fields of a `Row`, such as the model or the recipe's text as it was written; one that is None excludes none.
+    """
     fields = dict(zip(Row.__struct_fields__, columns_of(records, Row), strict=True))
     fits = [fields[name] == column_text(value) for name, value in exact.items() if value is not None]
     fits += [] if since is None else [records.c.created_at >= since]
@@ -120,21 +105,13 @@ class History:
         """Says whether this process has written a record."""
 
     @classmethod
-    def open(
-        cls,
-        url: str | os.PathLike[str] | None = None,
-        *,
-        only_to_read: bool = False,
-        on_note: OnNote = lambda note: None,
-        patience_s: float | None = None,
-    ) -> History:
+    def open(cls, url: str | os.PathLike[str] | None = None, **how: Any) -> History:
         """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user.
 
-        `only_to_read` creates no file and no table. A server that goes away is waited for `patience_s` seconds (None: five
+        `only_to_read` creates no file and no table. A server that goes away is waited for `patience_s` seconds (five
         minutes), and `on_note` is told.
         """
-        location = resolve(None if url is None else os.fspath(url))
-        return cls(Database(location, only_to_read=only_to_read, on_note=on_note, patience_s=patience_s))
+        return cls(Database(resolve(None if url is None else os.fspath(url)), **how))
 
     def require_writable(self) -> None:
         """Raise a `StoreError` now, rather than when something has been measured for minutes."""
@@ -216,7 +193,8 @@ class History:
 
     def activities(self) -> list[Activity]:
         """Returns what processes said they are at."""
-        return activities(self._database)
+        with self._database.reading() as connection:
+            return activities(connection, *self._database.clocks(connection))
 
     # The limits of devices
 
@@ -241,8 +219,11 @@ class History:
         """One record, whole. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
         return self.load_many([self.id_of(id_or_unique_prefix)], on_unreadable=_refuse).popitem()[1]
 
-    def rows(self, **filters: Unpack[Filters]) -> list[Row]:
-        """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
+    def rows(self, **filters: Any) -> list[Row]:
+        """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged.
+
+        `since` (seconds since the epoch), `limit`, `newest_first` and the fields of a `Row` choose them.
+        """
         rows = self._database.rows(_matching(columns_of(records, Row), **filters), Row)
         gone = set[str]()
         if any(row.status == "running" for row in rows):
@@ -258,7 +239,7 @@ class History:
 
         return [shown(row) for row in rows]
 
-    def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Unpack[Filters]) -> list[RunRecord]:
+    def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Any) -> list[RunRecord]:
         """The records that fit, newest first, whole. Those that cannot be read are left out and told of."""
         return self._records(_matching(HEAD, **filters), on_unreadable)
 

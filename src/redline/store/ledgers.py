@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import Connection, and_, delete, select, true, update
 
 from redline.model.errors import StoreError, UsageError
-from redline.model.record import RunRecord, TelemetrySample
+from redline.model.record import RunRecord
 from redline.store.database import Database
 from redline.store.schema import (
     Activity,
@@ -39,8 +39,6 @@ LEASE_S = 30.0
 """How long a hold lasts that its holder does not renew: a process elsewhere that was killed is succeeded after this."""
 RENEWALS = 6
 """How often a hold is renewed while it lasts: a server that is away for a moment does not end it."""
-OBSERVED_EVERY_S = 1.0
-"""Readings of the device are written no more often, as each is a transaction."""
 _HELD: set[str] = set()
 """Tokens that this process holds; a hold that could not be given back, as its server was away, is none."""
 
@@ -49,14 +47,13 @@ class Hold:
     """A hold says that this process works on something, and how far it is. It ends with the process, however that ends."""
 
     def __init__(self, database: Database, kind: ActivityKind, name: str) -> None:
+        self.name = column_text(name)
         self._database = database
-        self._activity = Activity(kind=kind, name=column_text(name), begun_at=time.time(), process=this_process())
+        self._activity = Activity(kind=kind, name=self.name, begun_at=time.time())
         self._token = secrets.token_hex(8)
         # Several may watch scripts of one name, so each of them has a row of its own.
-        self._what = f"{kind} {self._activity.name}{f' {self._token}' if kind == 'watch' else ''}"
+        self._what = f"{kind} {self.name}{f' {self._token}' if kind == 'watch' else ''}"
         self._mine = and_(holders.c.name == self._what, holders.c.token == self._token)
-        self._written_at = time.monotonic()
-        self._is_over = threading.Event()
 
     @contextmanager
     def held(self) -> Iterator[Hold]:
@@ -64,24 +61,21 @@ class Hold:
         _HELD.add(self._token)
         if (holder := self._database.write(self._take)) is not None:
             _HELD.discard(self._token)
-            kind, name = self._activity.kind, self._activity.name
             machine, pid, _ = holder.rsplit(" ", 2)
+            by = f"process {pid} on {machine.partition('/')[0]}"
             raise UsageError(
-                f"{kind} {name!r} is being run by process {pid} on {machine.partition('/')[0]}: wait for it, or give this one another --name"
+                f"{self._activity.kind} {self.name!r} is being run by {by}: wait for it, or give this one another --name"
             )
-        thread = threading.Thread(target=self._renew, daemon=True, name=f"hold of {self._what}")
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._renew, args=[is_over], daemon=True, name=f"hold of {self._what}")
         thread.start()
         try:
             yield self
         finally:
             _HELD.discard(self._token)
-            self._is_over.set()
+            is_over.set()
             thread.join()
-            # If a server is away now, the hold ends by itself.
-            with contextlib.suppress(StoreError):
-                self._database.write(
-                    lambda connection: connection.execute(delete(holders).where(self._mine)), patient=False
-                )
+            self._write_if_there(lambda connection: connection.execute(delete(holders).where(self._mine)))
 
     def _take(self, connection: Connection) -> str | None:
         """Take the hold where nobody has it any more, and return who has it otherwise. Of two who try, one gets it."""
@@ -108,45 +102,37 @@ class Hold:
         """Say how far the work is, for those who look on."""
         told = {"done": done, "total": total, "now": column_text(now), "done_before": done_before}
         self._activity = msgspec.structs.replace(self._activity, **told)
-        self._write()
-
-    def observe(self, telemetry: TelemetrySample) -> None:
-        """Passes on the latest reading of the device. One that comes too soon after the last is not written."""
-        self._activity = msgspec.structs.replace(self._activity, telemetry=telemetry)
-        if time.monotonic() - self._written_at >= OBSERVED_EVERY_S:
-            self._write()
+        self._sign()
 
     def require(self, connection: Connection) -> None:
-        """Raise where another process works on it by now. Who asks keeps others from taking it until the transaction ends."""
-        if connection.execute(select(holders.c.name).where(self._mine).with_for_update()).first() is None:
-            kind, name = self._activity.kind, self._activity.name
+        """Raise where another process has taken what this one held. Who asks keeps others from taking it until the transaction ends."""
+        mine = select(holders.c.name).where(self._mine).with_for_update()
+        if self._token in _HELD and connection.execute(mine).first() is None:
             raise StoreError(
-                f"another process has taken over {kind} {name!r}: this one stops, and its last result is not kept"
+                f"another process has taken over {self._activity.kind} {self.name!r}: this one stops, and its last result is not kept"
             )
 
-    def _renew(self) -> None:
-        while not self._is_over.wait(LEASE_S / RENEWALS):
-            self._write()
+    def _renew(self, is_over: threading.Event) -> None:
+        while not is_over.wait(LEASE_S / RENEWALS):
+            self._sign()
 
-    def _write(self) -> None:
-        """Renew the hold. What cannot be written at once is left: every write of a holder asks whether it still holds."""
-        self._written_at = time.monotonic()
-
-        def renew(connection: Connection) -> None:
+    def _sign(self) -> None:
+        def sign(connection: Connection) -> None:
             now, _ = self._database.clocks(connection)
             connection.execute(update(holders).where(self._mine).values(self._signed(now)))
 
+        self._write_if_there(sign)
+
+    def _write_if_there(self, deed: Callable[[Connection], object]) -> None:
+        """What cannot be written at once is left: every result of a holder asks whether it still holds, and a hold ends by itself."""
         with contextlib.suppress(StoreError):
-            self._database.write(renew, patient=False)
+            self._database.write(deed, patient=False)
 
 
-def activities(database: Database) -> list[Activity]:
+def activities(connection: Connection, now: float, started: float) -> list[Activity]:
     """Returns what processes are at. Where the process is gone, or silent for too long, it is over."""
-    with database.reading() as connection:
-        now, started = database.clocks(connection)
-        rows = connection.execute(select(holders).where(holders.c.said.is_not(None)).order_by(holders.c.name)).all()
     found = []
-    for row in rows:
+    for row in connection.execute(select(holders).where(holders.c.said.is_not(None)).order_by(holders.c.name)):
         with contextlib.suppress(msgspec.MsgspecError):  # of another Redline
             said = msgspec.json.decode(row.said, type=Activity)
             is_over = is_gone(row.process) or max(row.until or now, started + LEASE_S) < now
@@ -154,56 +140,11 @@ def activities(database: Database) -> list[Activity]:
     return found
 
 
-class _Ledger:
-    """A ledger is written to by the one process that holds it, if any does."""
-
-    kind: ActivityKind
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._hold: Hold | None = None
-
-    @contextmanager
-    def _held(self, name: str) -> Iterator[None]:
-        with Hold(self._database, self.kind, name).held() as self._hold:
-            try:
-                yield
-            finally:
-                self._hold = None
-
-    def tell(self, done: int, total: int | None, now: str, *, done_before: int = 0) -> None:
-        """Say how far the work is, for those who look on."""
-        if self._hold is not None:
-            self._hold.tell(done, total, now, done_before=done_before)
-
-    def observe(self, telemetry: TelemetrySample) -> None:
-        """Passes on the latest reading of the device, for those who look on."""
-        if self._hold is not None:
-            self._hold.observe(telemetry)
-
-    def _write(self, deed: Callable[[Connection], object]) -> None:
-        """Do it if nobody has taken over by now; on disk, not only in the system's memory, when this returns."""
-
-        def write(connection: Connection) -> None:
-            if self._hold is not None:
-                self._hold.require(connection)
-            deed(connection)
-
-        self._database.write(write, durable=True)
-
-
-class SweepLedger(_Ledger):
-    """The ledger of one sweep knows its settled cells."""
-
-    kind = "sweep"
+class SweepLedger(Hold):
+    """The ledger of one sweep knows its settled cells. Only one process at a time works on a sweep."""
 
     def __init__(self, database: Database, name: str) -> None:
-        super().__init__(database)
-        self.name = column_text(name)
-
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        """Only one process at a time works on a sweep."""
-        return self._held(self.name)
+        super().__init__(database, "sweep", name)
 
     def cells(self) -> dict[str, SettledCell]:
         own = select(*_CELL).where(sweep_cells.c.sweep == self.name)
@@ -213,28 +154,44 @@ class SweepLedger(_Ledger):
         """Write the record and that it settles this cell: both are there afterwards, or neither."""
 
         def settle(connection: Connection) -> None:
+            self.require(connection)
             write_record(connection, record, over=True)
             put(connection, sweep_cells, {"sweep": self.name, **msgspec.to_builtins(SettledCell.by(key, record))})
 
-        self._write(settle)
+        self._database.write(settle, durable=True)
 
     def forget(self) -> None:
         """Start over: no cell is settled any more. The records stay in the history."""
         self._database.execute(delete(sweep_cells).where(sweep_cells.c.sweep == self.name))
 
 
-class TuneLedger(_Ledger):
-    """All searches of a history, by name."""
+class TuneLedger:
+    """All searches of a history, by name. Only one process at a time works on each."""
 
-    kind = "tune"
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._hold: Hold | None = None
 
-    def held(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Only one process at a time works on a search."""
-        return self._held(name)
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        with Hold(self._database, "tune", name).held() as self._hold:
+            try:
+                yield
+            finally:
+                self._hold = None
 
-    def save(self, row: TuneRow, body: bytes) -> None:
-        """Write a search, as far as it has come."""
-        self._write(lambda connection: put(connection, tunes, {**msgspec.structs.asdict(row), "body": body}))
+    def save(self, row: TuneRow, body: bytes, now: str = "") -> None:
+        """Write a search, as far as it has come, and say that in words for those who look on."""
+        hold = self._hold
+
+        def save(connection: Connection) -> None:
+            if hold is not None:
+                hold.require(connection)
+            put(connection, tunes, {**msgspec.structs.asdict(row), "body": body})
+
+        self._database.write(save)
+        if hold is not None:
+            hold.tell(0, None, now)
 
     def load(self, name: str) -> bytes | None:
         """None where there is no search of that name."""

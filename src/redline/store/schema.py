@@ -44,7 +44,7 @@ from redline.model.fields import LAST_MOMENT, Moment
 from redline.model.identity import Series, is_capture, series_of
 from redline.model.migrations import encode, migrate
 from redline.model.note import notes_from_texts
-from redline.model.record import FailureKind, RunRecord, TelemetrySample, device_of
+from redline.model.record import FailureKind, RunRecord, device_of
 from redline.model.work import CEILINGS_SCHEMA, Ceilings
 from redline.system.processes import this_process
 
@@ -130,15 +130,12 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     kind: ActivityKind
     name: str
     begun_at: float
-    process: str
     done_before: int = 0
     """Counts what earlier processes have done."""
     done: int = 0
     total: int | None = None
     now: str = ""
     """In words."""
-    telemetry: TelemetrySample | None = None
-    """The measuring process took this reading of the device last."""
     is_over: bool = False
     """The process is gone and did not end it."""
 

@@ -6,15 +6,17 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from gzip import GzipFile
 from pathlib import Path
-from statistics import median
 from typing import IO, Annotated, Any, Literal, cast
 
 import msgspec
+import numpy as np
 
 from redline.analyze.history import SMALLEST_CHANGE, Trend, trend_of
 from redline.analyze.measurement import Measurement, measurements
@@ -24,14 +26,14 @@ from redline.model.fields import MOST_ITEMS, MOST_ROWS
 from redline.model.identity import condition_words, conditions_of
 from redline.model.metrics import THROUGHPUT, Block, Fact, Figure, Headline, Row, Table
 from redline.model.note import Note, note
-from redline.model.record import BatchOrigin, RunRecord
+from redline.model.record import RunRecord
 from redline.model.settings import OUTPUT, WAY, WHICH, setting
 from redline.model.spec import Recipe, Task
 from redline.model.units import counted
 from redline.show.canvas import label_text, new_figure
-from redline.show.export import JsonDocument, json_document, safe_document
+from redline.show.export import json_document
 from redline.show.result import Result, comma_separated, row_document
-from redline.store import History, Point, SeriesSeen
+from redline.store import History, Mark, Point, SeriesSeen
 from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 
@@ -82,7 +84,6 @@ def history(
         int, setting("How many series to show, the latest measured first.", group=OUTPUT, least=1, most=MOST_ROWS)
     ] = 20,
     key: str | None = None,
-    with_points: bool = True,
     workspace: Workspace | None = None,
 ) -> Result:
     """Show benchmarks over time, and where each got faster or slower.
@@ -106,22 +107,16 @@ def history(
         waiting = iter([seen for seen in every if fits(seen)])
         trends: list[_Trend] = []
         while len(trends) < limit and (seen := next(waiting, None)):
-            points = [
+            measured = [
                 point
                 for point in kept.points(seen.key)
                 if (since is None or point.created_at >= since) and (tagged is None or point.record_id in tagged)
             ]
-            marks: dict[tuple[str, str], list[str]] = {}
-            for mark in kept.marks(series=[seen.key]) if points else ():
-                kind, words = (
-                    ("notes", f"{mark.words} by the gate") if mark.kind == "gate" else (f"{mark.kind}s", mark.words)
-                )
-                marks.setdefault((mark.record_id, kind), []).append(words)
-            trends += [_Trend.of(seen, strand, marks, words) for words, strand in _strands(points)]
+            marks = kept.marks(series=[seen.key]) if measured else []
+            trends += [_Trend(seen, versions, strand, marks) for versions, strand in _strands(measured).items()]
         left_out = len(list(waiting))
-    rows = tuple(row for trend in trends for row in trend.point_rows(every=with_points))
     changes = tuple(row for trend in trends for row in trend.change_rows())
-    marked = tuple(row for row in rows if row["tags"] or row["notes"])
+    points = tuple(row for trend in trends for row in trend.point_rows())
     title = "benchmarks over time; the line shows speed, higher is faster"
     columns = ("benchmark", "trend", "last_change", "step", "records", "device")
     found = f"{counted(len(trends), 'benchmark')}, {counted(len(changes), 'change')}."
@@ -135,62 +130,55 @@ def history(
             Table(
                 name="changes", title="changes", rows=changes, columns=("benchmark", "change", "from", "what_changed")
             ),
-            Table(
-                name="marked", title="tags and notes", rows=marked[-5:], columns=("benchmark", "when", "tags", "notes")
-            ),
-            Table(name="points", title="records", rows=rows, is_detail=True),
+            Table(name="points", title="records", rows=points, is_detail=True),
         ),
         notes=(note("left-out", f"{left_out} more series: name a model, or raise --limit"),) if left_out else (),
         picture=(lambda: _figure(trends)) if trends else None,
     )
 
 
-def _strands(points: Sequence[Point]) -> Iterator[tuple[str, Sequence[Point]]]:
-    """Yields points that make one trend, and what tells them from the others of their series.
+def _strands(points: Sequence[Point]) -> dict[str, Sequence[Point]]:
+    """Returns the points of each trend, by what tells it from the others of its series.
 
     An update of torch or the driver is part of a trend, and may be a step in it. Versions that alternate, as when CI measures with two of them,
     are trends of their own.
     """
-    versions = [(point.torch, point.driver) for point in points]
-    in_a_row = [version for version, _ in itertools.groupby(versions)]
+    words = [f"torch {point.torch or 'unknown'}, driver {point.driver or 'unknown'}" for point in points]
+    in_a_row = [version for version, _ in itertools.groupby(words)]
     if len(in_a_row) == len(set(in_a_row)):
-        if points:
-            yield "", points
-        return
-    for torch, driver in dict.fromkeys(in_a_row):
-        own = [point for point in points if (point.torch, point.driver) == (torch, driver)]
-        same_driver = len({driver for _, driver in in_a_row}) == 1
-        yield f"torch {torch or 'unknown'}" + ("" if same_driver else f", driver {driver or 'unknown'}"), own
+        return {"": points} if points else {}
+    pairs = list(zip(words, points, strict=True))
+    return {version: [point for word, point in pairs if word == version] for version in dict.fromkeys(words)}
 
 
 @dataclass(frozen=True)
 class _Trend:
     """One benchmark on one device, over time."""
 
-    name: str
     seen: SeriesSeen
+    versions: str
     points: Sequence[Point]
-    marks: Mapping[tuple[str, str], Sequence[str]]
-    """What was said of a record, by its id and by whether it is tags or notes."""
-    found: Trend
+    marks: Sequence[Mark]
 
-    @classmethod
-    def of(
-        cls, seen: SeriesSeen, points: Sequence[Point], marks: Mapping[tuple[str, str], Sequence[str]], versions: str
-    ) -> _Trend:
-        name = ", ".join(part for part in (str(seen.series.benchmark), versions) if part)
-        found = trend_of([point.step_s for point in points], [point.created_at for point in points])
-        return cls(name, seen, points, marks, found)
+    @cached_property
+    def name(self) -> str:
+        return ", ".join(filter(None, (str(self.seen.series.benchmark), self.versions)))
+
+    @cached_property
+    def found(self) -> Trend:
+        return trend_of([point.step_s for point in self.points], [point.created_at for point in self.points])
 
     def row(self) -> Row:
         first, latest, drift = self.points[0], self.points[-1], self.found.drift
-        changed = [(self.points[change.index], change) for change in self.found.changes]
+        last = [
+            f"{1 / change.ratio - 1:+.1%} on {day(self.points[change.index])}" for change in self.found.changes[-1:]
+        ]
         facts: dict[str, Fact] = {
             "benchmark": self.name,
             "device": self.seen.series.device_name,
             "key": self.seen.key,
             "trend": sparkline([point.step_s for point in self.points]),
-            "last_change": f"{1 / changed[-1][1].ratio - 1:+.1%} on {day(changed[-1][0])}" if changed else "none found",
+            "last_change": "".join(last) or "none found",
             "first": day(first),
             "latest": day(latest),
         }
@@ -199,39 +187,33 @@ class _Trend:
 
     def change_rows(self) -> Iterator[Row]:
         for change in self.found.changes:
-            before, after = self.points[change.index - 1], self.points[change.index]
-            names = {"commit": "git_commit", "torch": "torch", "driver": "driver"}
-            pairs = {name: (getattr(before, field), getattr(after, field)) for name, field in names.items()}
-            told = [
-                f"{name} {(old or 'unknown')[:12]} → {(new or 'unknown')[:12]}"
-                for name, (old, new) in pairs.items()
-                if old != new
-            ]
+            after = self.points[change.index]
+            old, new = _versions(self.points[change.index - 1]), _versions(after)
+            told = [f"{name} {str(old[name])[:12]} → {str(new[name])[:12]}" for name in new if old[name] != new[name]]
             facts: dict[str, Fact] = {
                 "benchmark": self.name,
                 "from": day(after),
                 "what_changed": ", ".join(told) or "same commit, torch and driver",
                 "at": after.created_at,
-                **{f"{name}_before": old for name, (old, _) in pairs.items()},
-                **{name: new for name, (_, new) in pairs.items()},
+                **{f"{name}_before": value for name, value in old.items()},
+                **new,
             }
             yield Row(facts=facts, metrics=(CHANGE(*_change(change)),), record_id=after.record_id)
 
-    def point_rows(self, *, every: bool) -> Iterator[Row]:
-        """Yields a row for each record, or only for those that somebody tagged or noted something about."""
+    def point_rows(self) -> Iterator[Row]:
+        """Yields a row for each record, with what somebody said of it."""
+        said: dict[tuple[str, str], list[str]] = {}
+        for mark in self.marks:
+            said.setdefault((mark.record_id, "tags" if mark.kind == "tag" else "notes"), []).append(mark.words)
         for point in self.points:
-            said = {kind: ", ".join(self.marks.get((point.record_id, kind), ())) or None for kind in ("tags", "notes")}
-            if every or any(said.values()):
-                versions = {"commit": point.git_commit, "torch": point.torch, "driver": point.driver}
-                facts: dict[str, Fact] = {
-                    "benchmark": self.name,
-                    "when": day(point),
-                    "at": point.created_at,
-                    **versions,
-                    **said,
-                }
-                metrics = (STEP(point.step_s), THROUGHPUT(point.items / point.step_s))
-                yield Row(facts=facts, metrics=metrics, record_id=point.record_id)
+            marks = {kind: ", ".join(said.get((point.record_id, kind), ())) or None for kind in ("tags", "notes")}
+            when: dict[str, Fact] = {"benchmark": self.name, "when": day(point), "at": point.created_at}
+            metrics = (STEP(point.step_s), THROUGHPUT(point.items / point.step_s))
+            yield Row(facts={**when, **_versions(point), **marks}, metrics=metrics, record_id=point.record_id)
+
+
+def _versions(point: Point) -> dict[str, str | None]:
+    return {"commit": point.git_commit, "torch": point.torch, "driver": point.driver}
 
 
 def _change(found: Any) -> tuple[float, float, float]:
@@ -240,17 +222,17 @@ def _change(found: Any) -> tuple[float, float, float]:
 
 
 def _figure(trends: Sequence[_Trend]) -> Any:
-    """One panel per series: throughput over time, changes as vertical lines."""
-    figure, _ = new_figure(9, 2.4 * len(trends))
-    figure.clear()
-    for axes, trend in zip(figure.subplots(len(trends), 1, squeeze=False)[:, 0], trends, strict=True):
+    """Throughput over time, each series relative to its first record, and changes as vertical lines."""
+    figure, axes = new_figure(9, 4)
+    for trend in trends:
         times = [datetime.fromtimestamp(point.created_at) for point in trend.points]
-        axes.plot(times, [point.items / point.step_s for point in trend.points], ".-", linewidth=0.8)
+        speeds = [trend.points[0].step_s / point.step_s for point in trend.points]
+        name = label_text(f"{trend.name} ({trend.seen.series.device_name})", 110)
+        (line,) = axes.plot(times, speeds, ".-", linewidth=0.8, label=name)
         for change in trend.found.changes:
-            axes.axvline(times[change.index], color="tab:red" if change.ratio < 1 else "tab:green", linestyle="--")
-        axes.set_title(label_text(f"{trend.name} ({trend.seen.series.device_name})", 110), fontsize=8, loc="left")
-        axes.set_ylabel("per second", fontsize=8)
-        axes.tick_params(labelsize=7)
+            axes.axvline(times[change.index], color=line.get_color(), linestyle="--")
+    axes.set_ylabel("speed, the first record is 1")
+    axes.legend(fontsize=7)
     return figure
 
 
@@ -260,13 +242,14 @@ def day(measured: Any) -> str:
 
 def sparkline(seconds: Sequence[float], width: int = 24) -> str:
     """The speed over time, higher is faster: medians of equally many records each."""
-    count = min(width, len(seconds))
-    edges = [round(index * len(seconds) / count) for index in range(count + 1)] if count else []
-    speeds = [1 / median(seconds[a:b]) for a, b in itertools.pairwise(edges)]
-    low, high = min(speeds, default=1.0), max(speeds, default=1.0)
+    if not seconds:
+        return ""
+    speeds = np.array([1 / np.median(part) for part in np.array_split(seconds, min(width, len(seconds)))])
+    low, high = speeds.min(), speeds.max()
     if high / low < 1 + SMALLEST_CHANGE:
-        return SPARKS[len(SPARKS) // 2] * count
-    return "".join(SPARKS[min(int((speed - low) / (high - low) * len(SPARKS)), len(SPARKS) - 1)] for speed in speeds)
+        return SPARKS[len(SPARKS) // 2] * speeds.size
+    heights = np.minimum((speeds - low) / (high - low) * len(SPARKS), len(SPARKS) - 1)
+    return "".join(SPARKS[int(height)] for height in heights)
 
 
 # Single records
@@ -275,25 +258,6 @@ def sparkline(seconds: Sequence[float], width: int = 24) -> str:
 RUNNING = (
     "running: still being measured, or killed on another machine or under an older Redline (these cannot be told apart)"
 )
-BATCH_WORDS: dict[BatchOrigin, str] = {
-    "asked": "as the factory was told",
-    "scaled": "found by asking the model which axis holds items",
-    "declared": "declared",
-    "source": "made so",
-    "unknown": "no axis is known to hold items",
-    "guessed": "guessed from dimension 0 of the first input, as older versions did",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneRecord(Result):
-    """A record with all that was measured, which its document carries whole."""
-
-    record: RunRecord
-
-    def to_json(self) -> JsonDocument:
-        fields = {**msgspec.json.decode(super().to_json()), "records": [self.record]}
-        return safe_document(msgspec.json.encode(fields).decode())
 
 
 @verb(examples=("redline history show", "redline history show 19f1a2"))
@@ -352,21 +316,20 @@ def rows_of(records: Sequence[RunRecord], kept: History, workspace: Workspace) -
     return [rows[record.id] for record in records]
 
 
-def _of_one(record: RunRecord, row: Measurement, status: str) -> OneRecord:
+def _of_one(record: RunRecord, row: Measurement, status: str) -> Result:
     """Everything about one record, in plain words."""
     failure, closed = record.failure, record.closed
     texts = {"": failure and failure.traceback, "printed": closed and closed.printed}
-    facts = tuple(Row(facts={"fact": name, "value": value}) for name, value in _facts(record, row, status))
-    return OneRecord(
+    facts = [Row(facts={"fact": name, "value": value}) for name, value in _facts(record, row, status)]
+    return Result(
         verb="history show",
         headline=Headline(template="record {id}", figures={"id": record.id}),
         tables=(
             Table(name="record", rows=(row_of(row),), columns=("recipe", *columns_for([row]))),
-            Table(name="facts", rows=facts),
+            Table(name="facts", rows=tuple(facts)),
         ),
         blocks=tuple(Block(title=title, text=text) for title, text in texts.items() if text),
         record_ids=(record.id,),
-        record=record,
     )
 
 
@@ -376,27 +339,23 @@ def _facts(record: RunRecord, row: Measurement, status: str) -> Iterator[tuple[s
     yield "stopped", f"{ended} after {len(record.blocks)} blocks"
     if record.failure:
         yield "failed", f"{record.failure.kind} at {record.failure.stage}: {record.failure.told}"
-    notes: list[Note | None] = [*row.verdict.notes]
-    if (prepared := record.prepared) is not None:
-        environment, workload = prepared.environment, prepared.workload
-        yield "device", f"{environment.device.name} ({row.device}), driver {environment.device.driver or 'n/a'}"
-        yield "host", f"{environment.cpu}, {counted(environment.logical_cores or 0, 'core')}"
-        versions = {"python": environment.python, **environment.versions, "commit": environment.git_commit or "unknown"}
-        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-        yield "model", f"{workload.class_name} from {workload.source}, {workload.parameters:,} parameters"
-        yield "batch", f"{workload.batch or 'unknown'}: {BATCH_WORDS[workload.batch_from]}"
-        yield (
-            "warm-up",
-            f"{len(prepared.warmup.samples)} steps in {prepared.warmup.seconds:.1f} s: {prepared.warmup.reason}",
-        )
-        notes += [prepared.numerics.reason, *workload.notes, *prepared.recipe_notes]
     yield "conditions", ", ".join(condition_words(row.conditions, row.device).values())
     yield "bound", f"{row.bound.label}: {row.bound.evidence}"
     yield "trust", ", ".join(row.verdict.labels)
     yield from (("because", str(reason)) for reason in row.verdict.reasons)
-    yield from (
-        ("note", " ".join(filter(None, (told.about, str(told))))) for told in dict.fromkeys(filter(None, notes))
-    )
+    notes: list[Note | None] = [*row.verdict.notes]
+    if (prepared := record.prepared) is not None:
+        environment = prepared.environment
+        for part in (environment.device, environment, prepared.workload, prepared.cold_start, prepared.warmup):
+            plain = msgspec.structs.asdict(part).items()
+            yield from (
+                (name.replace("_", " "), str(value))
+                for name, value in plain
+                if value and isinstance(value, str | int | float)
+            )
+        yield from environment.versions.items()
+        notes += [prepared.numerics.reason, *prepared.workload.notes, *prepared.recipe_notes]
+    yield from (("note", f"{told.about or ''} {told}".strip()) for told in dict.fromkeys(filter(None, notes)))
     yield "key", record.key or "n/a"
 
 
@@ -429,17 +388,18 @@ def tag(
     if len(words) < 2:
         raise UsageError("give at least one record and a tag: redline history tag ID TAG")
     *ids, said = words
-    if not said.strip() or len(said) > LONGEST_WORDS or not said.isprintable():
-        raise UsageError(f"a {kind} is 1 to {LONGEST_WORDS} printable characters on one line, got {said[:80]!r}")
-    if kind == "tag" and (said != said.strip() or ":" in said):
-        raise UsageError(f"a tag has no colon and no space at its ends, got {said!r}")
+    if not 0 < len(said.strip()) <= LONGEST_WORDS or not said.isprintable() or (kind == "tag" and ":" in said):
+        rule = f"1 to {LONGEST_WORDS} printable characters on one line, and a tag has no colon"
+        raise UsageError(f"a {kind} is {rule}, got {said[:80]!r}")
+    said = said.strip()
     with use(workspace) as opened:
         kept = opened.history
         found = [kept.id_of(prefix) for prefix in ids]
         if remove:
             found = [record_id for record_id in found if kept.unmark(record_id, kind, said)]
-        for record_id in [] if remove else found:
-            kept.mark(record_id, kind, said, at=time.time())
+        else:
+            for record_id in found:
+                kept.mark(record_id, kind, said, at=time.time())
     done = f"{'removed from' if remove else 'set on'} {counted(len(found), 'record')}"
     return _done("tag", f"{{words}} {done}", found, words=repr(said))
 
@@ -507,14 +467,13 @@ def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
         # Without a time in it, so that the same records give the same file.
         packed = path.suffix == ".gz"
         with cast(IO[bytes], GzipFile(unfinished, "wb", mtime=0)) if packed else unfinished.open("wb") as file:
-            try:
-                fill(file)
-            except BaseException:
-                unfinished.unlink()
-                raise
+            fill(file)
         unfinished.replace(path)
     except OSError as error:
         raise SpecError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        with suppress(OSError):  # it was renamed, or could not be made
+            unfinished.unlink()
 
 
 @verb(examples=("redline history import backup.redline",))

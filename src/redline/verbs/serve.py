@@ -1,7 +1,7 @@
 """`redline serve`: the history as web pages, read-only, with live progress as server-sent events.
 
 Pages are the results of other verbs. Viewers do not disturb a measurement: pages come from read-only transactions and are made once for all who ask
-in the same second, one look at the history serves all viewers together, and telemetry is what the measuring process has written down.
+in the same second, and one look at the history serves all viewers together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -24,10 +24,9 @@ import msgspec
 
 from redline.model.errors import Exit, MissingExtra, RedlineError, StoreError, UsageError
 from redline.model.fields import Frozen
-from redline.model.metrics import Metric, Row, Table, in_words
-from redline.model.record import RunRecord, TelemetrySample
+from redline.model.metrics import Row, Table
+from redline.model.record import RunRecord
 from redline.model.settings import WAY, setting
-from redline.model.units import format_bytes, format_seconds, format_share
 from redline.show.contents import contents_of
 from redline.show.dashboard import dashboard, dashboard_policy
 from redline.show.page import page
@@ -47,8 +46,8 @@ COOKIE = "redline"
 MOST_VIEWERS = 200
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
-SHOWN_POINTS = CHOICES = 200
-"""Of a series so many records are listed, and of the latest so many can be picked to compare; any other pair by its ids in the address."""
+SHOWN_POINTS = 200
+"""Of a series so many of the latest records are listed."""
 LONGEST_HEADERS = 16384
 FRESH_S = 1.0
 """How long a page, or a look at what is being measured, is served again before it is made anew."""
@@ -88,7 +87,7 @@ def link(table: Table, row: Row) -> str:
 
 
 def start(workspace: Workspace, words: Words) -> str:
-    trends = history(words["model"] or None, with_points=False, workspace=workspace)
+    trends = history(words["model"] or None, workspace=workspace)
     trends = replace(trends, tables=tuple(table for table in trends.tables if not table.is_detail), picture=None)
     latest = show(workspace=workspace)
     records = msgspec.structs.replace(latest.tables[0], title="Latest records")
@@ -114,18 +113,7 @@ def compared(workspace: Workspace, words: Words) -> str:
     if not all(part.strip().isalnum() for side in sides if side for part in side.split(",")):
         raise UsageError("give ids of records, or several joined by commas")
     results = [compare(*sides, workspace=workspace)] if all(sides) else []
-    latest = show(limit=CHOICES, workspace=workspace).tables[0]
-    choices = {side: side for side in sides if side} | {row.record_id: _choice(row) for row in latest.rows}
-    return page("compare two records", *results, sides=sides, choices=list(choices.items()))
-
-
-def _choice(row: Row) -> str:
-    """What a list calls a record: what was measured, how fast it was, and when."""
-    names = ("model", "task", "recipe", "batch", "throughput", "when")
-    values = ((name, row.get(name)) for name in names)
-    return _line(
-        *(value.in_words if isinstance(value, Metric) else in_words(name, value) for name, value in values if value)
-    )
+    return page("compare two records", *results, sides=sides)
 
 
 def report(workspace: Workspace, words: Words) -> str:
@@ -184,28 +172,18 @@ def _activity_line(activity: Activity) -> str:
     # It goes on at the pace of what this process has done so far.
     here = activity.done - activity.done_before
     left = _left(elapsed_s / here * (activity.total - activity.done)) if activity.total and here > 0 else ""
-    return _line(name, far, activity.now, left, *_readings(activity.telemetry))
+    return _line(name, far, activity.now, left)
 
 
 def _left(seconds: float) -> str:
     return f"about {f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min'} left"
 
 
-def _readings(sample: TelemetrySample | None) -> Iterator[str]:
-    if sample is not None:
-        yield f"{sample.power_w:.0f} W" if sample.power_w else ""
-        yield f"{sample.temperature_c:.0f} °C" if sample.temperature_c else ""
-        yield f"{format_share(sample.utilisation)} busy" if sample.utilisation is not None else ""
-        yield f"{format_bytes(sample.memory_used_bytes)} used" if sample.memory_used_bytes else ""
-
-
 def _record_line(running: RunRecord) -> str:
-    spec, elapsed_s = running.spec, time.time() - running.created_at
-    far, left = f"since {format_seconds(round(elapsed_s))}", ""
-    if spec.train is not None and running.epochs:
-        done, total = running.epochs[-1].number, spec.train.epochs
-        far, left = f"epoch {done} of {total}", _left(elapsed_s / max(done, 1) * (total - done))
-    return _line(f"{spec.workload.model} {spec.workload.task} {spec.recipe}", f"on {spec.device}", far, left)
+    spec, since = running.spec, time.strftime("%H:%M", time.localtime(running.created_at))
+    epoch = f"epoch {running.epochs[-1].number}" if running.epochs else ""
+    what = f"{spec.workload.model} {spec.workload.task} {spec.recipe}"
+    return _line(what, f"on {spec.device}", f"since {since}", epoch)
 
 
 # The server

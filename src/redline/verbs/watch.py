@@ -217,13 +217,10 @@ def run_script(
             meters.look(pid)
             if time.monotonic() >= due:
                 due = time.monotonic() + STATUS_S
-                logs = reader.refresh()
-                rates, card = rates_of(logs), meters.latest(card_uuids(logs))
+                rates = rates_of(reader.refresh())
                 on_rates(rates)
                 if hold is not None:
                     hold.tell(rates.steps, None, status_line(rates))
-                    if card is not None:
-                        hold.observe(card)
 
         started_at = time.time()
         code = run_watched(command, watching_environment(Path(folder), os.environ, profiles=profiles), tick)

@@ -245,9 +245,8 @@ class KeptSearches:
             task=workload.task,
             state=record.state,
         )
-        self._ledger.save(row, encode_tune(record))
-        self._ledger.tell(
-            len(record.trials), None, f"{len(record.trials)} trials, at most {record.budget_s:.0f} s in all"
+        self._ledger.save(
+            row, encode_tune(record), f"{len(record.trials)} trials, at most {record.budget_s:.0f} s in all"
         )
 
     def load(self, name: str) -> TuneRecord | None:
