@@ -177,7 +177,7 @@ def _judged(logs: tuple[float, float, float], threshold: float, processes: int, 
 def inputs_apart(baseline: RunRecord, candidate: RunRecord) -> Note | None:
     """Says why the steps of the two are not of one size. Returns None where they are, or where one of them never ran."""
     sides = [record.prepared.workload for record in (baseline, candidate) if record.prepared is not None]
-    shapes = [", ".join(side.input_shapes) or f"{side.items_per_step} {side.item}" for side in sides]
+    shapes = [", ".join(side.input_shapes) or str(side.items_per_step) for side in sides]
     if len(set(shapes)) < 2:
         return None
     told = f"a step of the baseline is of {shapes[0]}, now of {shapes[1]}"

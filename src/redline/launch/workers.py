@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -207,11 +208,10 @@ def _session(
 
 
 def _last_error(log: IO[bytes]) -> str:
-    """The last line that tells an error, as Python prints it; torchrun adds its own after it."""
-    own = ("File", "raise", "torch.distributed.elastic")
-    lines = [line.strip() for line in log_tail(log).splitlines()]
-    errors = [line for line in lines if "Error" in line and not line.startswith(own)]
-    return last_line("\n".join(errors or lines), "it said nothing")
+    """The last line that tells an error, as Python prints it; torchrun adds its own after it, which says nothing more."""
+    tail = log_tail(log)
+    errors = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*Error: .+)$", tail, re.MULTILINE)
+    return str(errors[-1]) if errors else last_line(tail, "it said nothing")
 
 
 def invitation(spec: RunSpec) -> str:

@@ -141,9 +141,10 @@ def gate(
         assert baseline is not None
         source = open_baseline(baseline, environment, opened, stack)
         rows = [measuring.row(known, source, left=len(chosen) - number) for number, known in enumerate(chosen)]
+    is_ok = undecided == "ok"
     if junit is not None:
-        write_text(junit, junit_of(rows, source.name, undecided_ok=undecided == "ok"))
-    return result_of(rows, source.name, undecided_ok=undecided == "ok")
+        write_text(junit, junit_of(rows, source.name, undecided_ok=is_ok))
+    return result_of(rows, source.name, undecided_ok=is_ok)
 
 
 # What is asked
@@ -291,9 +292,9 @@ class Gate:
         """
         notes: list[Note] = []
         asked, checkout = benchmark.spec, source.checkout
-        if checkout is not None and checkout.python:
-            # Both sides go through the same kind of door, and another environment needs a fresh interpreter.
-            asked = _spawned(asked)
+        if checkout is not None and checkout.python:  # both sides go through the same kind of door
+            launch = msgspec.structs.replace(asked.launch, door=checkout.launch(asked.launch).door)
+            asked = msgspec.structs.replace(asked, launch=launch)
         other = self._other_side(asked, source, notes)
         try:
             (spec,) = self.workspace.checked([asked])
@@ -357,11 +358,6 @@ class Gate:
                 run.candidate += run.one_process(spec)
             text = f"nothing to compare with yet: {len(run.candidate)} processes were measured for the next time"
         notes.append(note("no-baseline", text))
-
-
-def _spawned(spec: RunSpec) -> RunSpec:
-    door = "spawn" if spec.launch.door == "fork" else spec.launch.door
-    return msgspec.structs.replace(spec, launch=msgspec.structs.replace(spec.launch, door=door))
 
 
 def _not_runnable(source: Baseline, why: object) -> Note:
@@ -579,18 +575,17 @@ def _found(suspects: Sequence[str], steps: Mapping[str, GateRow], title: str) ->
     last, row = next(iter(steps.items()))
     culprit = suspects[0] if len(suspects) == 1 else None
     subject = subject_of(culprit) if culprit else None
-    figures: dict[str, Any] = {"commit": culprit, "subject": subject, "last": last[:12], "verdict": row.verdict}
+    names = ", ".join(commit[:12] for commit in suspects)
     if culprit:
         text = "it got slower with commit {commit}: {subject}"
     elif suspects:
-        figures["names"] = ", ".join(commit[:12] for commit in suspects)
         text = (
-            f"not found: one of these {len(suspects)} made it slower, and those between could not be decided: {{names}}"
+            f"not found: one of these {len(suspects)} made it slower, and those between could not be decided: {names}"
         )
     elif row.verdict in ("same", "faster"):
         text = "nothing to find: the last commit is not slower than the first"
     else:
-        text = "not found: the last commit ({last}) was {verdict}"
+        text = f"not found: the last commit ({last[:12]}) was {row.verdict}"
     rows = [
         Row(
             facts={"commit": commit, "about": subject_of(commit), "verdict": known.verdict},
@@ -601,7 +596,7 @@ def _found(suspects: Sequence[str], steps: Mapping[str, GateRow], title: str) ->
     ]
     return Result(
         verb="bisect",
-        headline=Headline(template=text, figures=figures),
+        headline=Headline(template=text, figures={"commit": culprit, "subject": subject}),
         tables=(Table(name="steps", title=title, rows=tuple(rows)),),
         about={"culprit": culprit, "subject": subject, "suspects": ", ".join(suspects)},
         exit_code=Exit.DONE if culprit else Exit.INCOMPARABLE,
