@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 FAULTS = (
-    "none", "no-workers", "pageable", "blocking", "item", "no-autocast", "no-tf32", "channels-first",
-    "not-compiled", "unfused",
+    "none", "no-workers", "pageable", "blocking", "item", "zero-grad", "no-autocast", "no-tf32", "channels-first",
+    "not-compiled", "unfused", "scaler",
 )  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def main() -> None:
         prefetch_factor=None if fault == "no-workers" else 4,
     )
     computes_low = fault not in ("no-autocast", "no-tf32")
+    scaler = torch.amp.GradScaler(device.type, enabled=fault == "scaler")
     mark = time.perf_counter()
     waited = began = 0.0
     first, samples, total = asked.steps // 3, 0, 0.0
@@ -84,11 +85,12 @@ def main() -> None:
         images = images.to(device, non_blocking=is_free)
         images = images.contiguous(memory_format=layout)
         targets = targets.to(device, non_blocking=is_free)
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=fault != "zero-grad")
         with torch.autocast(device.type, torch.bfloat16, enabled=computes_low):
             loss = nn.functional.cross_entropy(model(images), targets)
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         if fault == "item":
             total += loss.item()
             total += float((loss > 0).float().mean())

@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # the same names for programs that check types, which cannot 
     from redline.verbs.tune import kept_tune as kept_tune
     from redline.verbs.tune import tune as tune
     from redline.verbs.watch import Watch as Watch
+    from redline.verbs.watch import lightning_callback as lightning_callback
+    from redline.verbs.watch import trainer_callback as trainer_callback
     from redline.verbs.watch import watch as watch
     from redline.verbs.workshop import workshop as workshop
     from redline.verbs.workspace import Workspace as Workspace

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from redline.analyze.ranks import late_rank
-from redline.analyze.watch import Reader, Steps, main_logs, rates_of, wait_for
+from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of, wait_for
 from redline.bench.watch.spool import KINDS
 from redline.model.record import PHASES, Block, Rates, RunRecord
 from redline.model.spec import RunSpec, WorkloadSpec
@@ -447,3 +448,28 @@ def test_nothing_is_made_up_where_nothing_was_seen() -> None:
     for logs in ([], [Loop()]):
         rates = rates_of(logs)
         assert (rates.steps, rates.steps_per_s, rates.samples_per_s, rates.shares) == (0, None, None, {})
+
+
+def test_a_lasting_slowdown_is_told_with_when_it_began() -> None:
+    random = np.random.default_rng(0)
+
+    def steps(later: float, noise: float) -> Steps:
+        loop = Loop()
+        for number in range(1000):
+            loop.train(slower=(1.0 if number < 600 else later) * random.lognormal(0, noise))
+        return Steps(loop.reader)
+
+    drift = drift_of(steps(1.4, 0.1))
+    assert drift is not None
+    assert 580 <= drift.step <= 620
+    assert drift.ratio == pytest.approx(1.4, rel=0.05)
+    assert drift.share_before == pytest.approx(600 / (600 + 400 * 1.4), rel=0.05)
+    assert drift_of(steps(1.0, 0.4)) is None
+
+
+def test_memory_that_grows_is_told_apart_from_memory_that_varies() -> None:
+    leaking = [(float(n), int(1e9 + 5e6 * n)) for n in range(60)]
+    assert growth_of(leaking) == pytest.approx(5e6, rel=0.2)
+    assert growth_of([(float(n), int(1e9 + 4e8 * (n % 3))) for n in range(60)]) is None
+    assert growth_of(leaking[:5]) is None
+    assert growth_of([(float(n), int(1e9 + 5e7 * min(n, 20))) for n in range(80)]) is None  # caches that fill

@@ -8,6 +8,7 @@ import pytest
 
 from redline.analyze.finding import Finding
 from redline.analyze.ranks import LateRank
+from redline.analyze.watch import Drift
 from redline.analyze.watch_findings import RunFacts, findings
 from redline.model.note import note
 from redline.model.record import Rates
@@ -32,7 +33,11 @@ def found(
     *, device: str = "cpu", usage: Any = None, process: Any = None, run_s: Any = None, **given: Any
 ) -> dict[str, Finding]:
     """By code, of a run of 100 steps in 10 s; what is given otherwise are shares of the steps."""
-    shares = {name: given.pop(name) for name in list(given) if isinstance(given[name], float) and name != "wait_s"}
+    shares = {
+        name: given.pop(name)
+        for name in list(given)
+        if isinstance(given[name], float) and name not in ("wait_s", "growth")
+    }
     rates = Rates(
         steps=100, steps_per_s=10.0, counted_s=10.0, shares=shares, host_shares=shares, **given.pop("rates", {}),
         run_s={**{name: 10 * share for name, share in shares.items()}, **(run_s or {})},
@@ -65,6 +70,16 @@ def found(
         ("unfused-optimizer",
          {"optimizer": 0.3, "usage": {"optimizers": [ADAM]}},
          {"optimizer": 0.3, "usage": {"optimizers": [{**ADAM, "fused": True}]}}, 1 / 0.7),
+        ("zero-grad-fills",
+         {"usage": {"zero_grads": {"count": 100, "kept": 100, "seconds": 0.3}}},
+         {"usage": {"zero_grads": {"count": 100, "kept": 0, "seconds": 0.0}}}, 1 / 0.94),
+        ("needless-grad-scaler",
+         {"other": 0.2, "usage": {"scales": True, "autocast": "torch.bfloat16"}},
+         {"other": 0.2, "usage": {"scales": True, "autocast": "torch.float16"}}, 1.25),
+        ("no-grad-scaler",
+         {"usage": {"scales": False, "autocast": "torch.float16"}}, {"usage": {"scales": True, "autocast": "torch.float16"}}, 1.0),
+        ("slowdown", {"drift": Drift(step=50, at_s=5.0, ratio=2.0, share_before=0.5)}, {}, 1 / 0.75),
+        ("memory-grows", {"growth": 1e6}, {}, 1.0),
         ("slow-rank", {"backward": 0.9, "late_rank": LATE, "wait_s": LATE.seconds}, {"backward": 0.9}, 1 / 0.6),
         ("oversubscribed-threads",
          {"forward": 0.4, "backward": 0.4, "process": {"threads": 16, "cores": 2}},

@@ -147,6 +147,22 @@ def test_a_profile_is_captured_and_kept_with_each_batch_counted_once(workspace: 
     assert Path(record.trace.path).is_file()
 
 
+@pytest.mark.parametrize("is_faulty", [True, False])
+def test_kept_gradients_and_a_needless_scaler_are_named(workspace: Workspace, is_faulty: bool) -> None:
+    model = nn.Linear(1500, 1500)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=is_faulty)
+    with redline.watch(workspace=workspace) as watch:
+        for _ in range(30):
+            optimizer.zero_grad(set_to_none=not is_faulty)
+            scaler.scale(model(torch.randn(2, 1500)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    codes = set(summary(watch)["findings"])
+    named = {"zero-grad-fills", "needless-grad-scaler"}
+    assert codes & named == (named if is_faulty else set())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_lightning(workspace: Workspace, tmp_path: Path) -> None:
@@ -163,13 +179,13 @@ def test_lightning(workspace: Workspace, tmp_path: Path) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    callback = redline.lightning_callback(name="lightning", workspace=workspace)
     trainer = lightning.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path,
+        enable_model_summary=False, callbacks=[callback], default_root_dir=tmp_path,
     )  # fmt: skip
-    with redline.watch(name="lightning", workspace=workspace) as watch:
-        trainer.fit(Model(), DataLoader(samples(), batch_size=16))
-    told = summary(watch)
+    trainer.fit(Model(), DataLoader(samples(), batch_size=16))
+    told = summary(callback.watch)
     assert told["steps"] == 20
     assert told["phases"]["forward"] > 0 < told["phases"]["backward"]
 
@@ -183,7 +199,8 @@ def test_transformers_trainer(workspace: Workspace, tmp_path: Path) -> None:
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     one = {"input_ids": torch.arange(8), "labels": torch.tensor(1)}
-    with warnings.catch_warnings(), redline.watch(name="trainer", workspace=workspace) as watch:
+    callback = redline.trainer_callback(name="trainer", workspace=workspace)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers.Trainer(
             model=transformers.BertForSequenceClassification(config),
@@ -192,8 +209,9 @@ def test_transformers_trainer(workspace: Workspace, tmp_path: Path) -> None:
                 save_strategy="no", logging_strategy="no", disable_tqdm=True,
             ),
             train_dataset=[one] * 200,
+            callbacks=[callback],
         ).train()  # fmt: skip
-    told = summary(watch)
+    told = summary(callback.watch)
     assert told["steps"] == 15
     assert told["throughput"] == pytest.approx(4 * told["steps_per_s"], rel=0.2)
 

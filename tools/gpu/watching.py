@@ -40,10 +40,12 @@ class Setup:
     persistent: bool = True
     pinned: bool = True
     non_blocking: bool = True
+    set_to_none: bool = True
     autocast: torch.dtype | None = torch.bfloat16
     tf32: bool = True
     channels_last: bool = True
     fused: bool = True
+    scaler: bool = False
     reads_loss: bool = False
     logging_s: float = 0.0
     stall_s: float = 0.0
@@ -64,10 +66,13 @@ FAULTS: dict[str, tuple[Setup, Setup]] = {
     "pageable-copies": (replace(MENDED, pinned=False, non_blocking=False), MENDED),
     "blocking-copies": (replace(MENDED, non_blocking=False), MENDED),
     "sync-in-loop": (replace(LOGGED, reads_loss=True), LOGGED),
+    "zero-grad-fills": (replace(MENDED, set_to_none=False), MENDED),
     "unfused-optimizer": (replace(MENDED, fused=False), MENDED),
     "autocast-off": (FP32, MENDED),
     "tf32-off": (replace(FP32, tf32=False), FP32),
     "channels-first": (replace(MENDED, channels_last=False), MENDED),
+    "needless-grad-scaler": (replace(MENDED, scaler=True), MENDED),
+    "no-grad-scaler": (replace(MENDED, autocast=torch.float16), replace(MENDED, autocast=torch.float16, scaler=True)),
     "other-work": (replace(MENDED, reads_loss=True, logging_s=0.03), replace(MENDED, reads_loss=True)),
     "slow-steps": (replace(MENDED, stall_s=0.25), MENDED),
     "not-compiled": (CHAIN, replace(CHAIN, compiled=True)),
@@ -118,6 +123,7 @@ class Script:
         model = model.to(self.device, memory_format=self.layout)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=setup.fused)
         self.model = torch.compile(model) if setup.compiled else model
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.scaler)
         self.loader = self._loader()
         for images, targets in itertools.islice(self.loader, 5):  # kernels are chosen before anybody looks
             self.step(images, targets, 0)
@@ -145,11 +151,12 @@ class Script:
         targets = targets.to(self.device, non_blocking=setup.non_blocking)
         if not setup.is_chain:
             images = images.contiguous(memory_format=self.layout)
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=setup.set_to_none)
         with torch.autocast(self.device.type, setup.autocast, enabled=setup.autocast is not None):
             loss = nn.functional.cross_entropy(self.model(images), targets)
-        loss.backward()
-        self.optimizer.step()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         if setup.reads_loss:
             loss.item()
         if setup.logging_s:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from redline.analyze.ranks import LateRank
+from redline.model.fields import Frozen
 from redline.model.record import PHASES, RankBlock, Rates
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -48,6 +49,13 @@ STEPS_OF_A_BATCH = 32
 """A batch of a DataLoader may serve several steps, as with truncated backpropagation, but not more than so many."""
 RARELY = 0.5
 """A part of the loop that is met in fewer than half of the steps is no part of a step."""
+
+STEPS_OF_PIECE, FEWEST_PIECES, MOST_PIECES = 20, 8, 60
+"""A run is compared with itself in pieces of so many steps. With fewer pieces, noise alone may order them."""
+SLOWDOWN = 1.10
+"""A smaller lasting rise of the step time is within what clocks and neighbours do, and is not told."""
+FEWEST_LOOKS = 12
+"""Growth of memory is told by at least this many looks."""
 
 
 class Heard(NamedTuple):
@@ -668,6 +676,61 @@ def wait_for(late: LateRank, parts: Iterable[RankBlock]) -> float:
     """Returns how long the rank that waits longest for the late one does so in a step."""
     others = [part for part in parts if part.rank != late.rank]
     return max(float(np.median(np.subtract(part.phases["backward"], part.alone["backward"]))) for part in others)
+
+
+class Drift(Frozen):
+    """A lasting change of the step time."""
+
+    step: int
+    """The change began at this step."""
+    at_s: float
+    """Seconds after the first step."""
+    ratio: float
+    """Step time after it over step time before it."""
+    share_before: float
+    """Share of the counted time that the steps before it took."""
+
+
+def drift_of(steps: Steps) -> Drift | None:
+    """Returns the split of the run at which the step time rose most, if the rise lasts and is plain to see.
+
+    It compares medians of pieces: every piece after the split is slower than every piece before it, so that neither single slow steps nor
+    noise make one.
+    """
+    kept = np.flatnonzero(steps.counted)
+    if len(kept) < FEWEST_PIECES * STEPS_OF_PIECE:
+        return None
+    pieces = np.array_split(kept, min(MOST_PIECES, len(kept) // STEPS_OF_PIECE))
+    middles = np.array([np.median(steps.wall_s[piece]) for piece in pieces])
+    rises = {
+        split: float(np.median(middles[split:]) / np.median(middles[:split]))
+        for split in range(3, len(middles) - 2)
+        if middles[split:].min() > middles[:split].max()
+    }
+    split = max(rises, key=lambda at: rises[at], default=0)
+    if rises.get(split, 0.0) < SLOWDOWN:
+        return None
+    first = int(pieces[split][0])
+    before = float(steps.wall_s[kept[kept < first]].sum() / steps.wall_s[kept].sum())
+    return Drift(
+        step=first, at_s=float(steps.ended_s[first] - steps.ended_s[0]), ratio=rises[split], share_before=before
+    )
+
+
+def growth_of(looks: Sequence[tuple[float, int]]) -> float | None:
+    """Returns by how many bytes per second the held memory grows, by times and bytes; None without steady growth.
+
+    The first third of the run fills caches. After it the least that was held rises from quarter to quarter, by 5 % and 16 MB at least.
+    """
+    late = looks[len(looks) // 3 :]
+    if len(late) < FEWEST_LOOKS:
+        return None
+    lows = [min(size for _, size in late[at * len(late) // 4 : (at + 1) * len(late) // 4]) for at in range(4)]
+    seconds = late[-1][0] - late[0][0]
+    grows = all(later > earlier for earlier, later in itertools.pairwise(lows))
+    if not grows or lows[-1] < 1.05 * lows[0] or lows[-1] - lows[0] < 16e6 or seconds <= 0:
+        return None
+    return (lows[-1] - lows[0]) / (0.75 * seconds)  # from the first quarter to the last
 
 
 def main_logs(logs: Sequence[L]) -> list[L]:

@@ -7,14 +7,15 @@ measured: a change cannot save more than the time that its cause took.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redline.analyze.finding import Finding, Lanes, Removal, Rule, findings_of, words_of
 from redline.analyze.ranks import LateRank
+from redline.analyze.watch import Drift
 from redline.model.record import Rates
-from redline.model.units import counted, format_seconds, format_share
+from redline.model.units import counted, format_bytes, format_seconds, format_share
 from redline.trace.selections import WORTH_A_LINE
 
 LISTENED_STEPS = 10
@@ -39,6 +40,10 @@ class RunFacts:
     """Starting a loader's workers was so long each time, until the first batch."""
     ends_s: tuple[float, ...] = ()
     """Ending them took so long."""
+    drift: Drift | None = None
+    """A lasting rise of the step time."""
+    growth: float | None = None
+    """The memory held between steps grows by so many bytes per second."""
     late_rank: LateRank | None = None
     """The rank that the others wait for."""
     wait_s: float = 0.0
@@ -106,7 +111,25 @@ def findings(facts: RunFacts) -> tuple[Finding, ...]:
     """Whatever is worth changing, what would save the most first; after the causes what only shows, or makes the model itself faster."""
     timed = [*findings_of(STEP_RULES, facts), *findings_of(RUN_RULES, replace(facts, of_run=True))]
     causes = sorted(timed, key=lambda finding: (-finding.saves_s, finding.code))
-    return (*causes, *findings_of(SYMPTOMS, facts), *findings_of(MODEL_RULES, facts))
+    return (*remarks(facts), *causes, *findings_of(SYMPTOMS, facts), *findings_of(MODEL_RULES, facts))
+
+
+def remarks(facts: RunFacts) -> Iterator[Finding]:
+    """Yields what is about the result and not about time. Its gain is 1."""
+    if facts.usage.get("autocast") == "torch.float16" and not facts.usage.get("scales"):
+        yield Finding(
+            code="no-grad-scaler",
+            evidence="fp16 without GradScaler: small gradients become zero",
+            next="scaler = torch.amp.GradScaler(), scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update(); or bf16",
+            gain_bound=1.0,
+        )
+    if facts.growth is not None:
+        yield Finding(
+            code="memory-grows",
+            evidence=f"the memory held between steps grows by {format_bytes(int(facts.growth * 60))} per minute",
+            next="look for tensors that are kept with their graph: append loss.detach() or float(loss) instead of loss",
+            gain_bound=1.0,
+        )
 
 
 # Each rule has a function here that says what it removes. A fact that is missing keeps it silent.
@@ -158,6 +181,28 @@ def _waits(facts: RunFacts) -> Removed:
         return None
     places = ", ".join(f"{wait['where']} ({wait['how']})" for wait in waits[:3])
     return facts.without_wait(min(waited_s, 0.999 * facts.whole_s), round(count / LISTENED_STEPS), places)
+
+
+def _kept_gradients(facts: RunFacts) -> Removed:
+    """Gradients that stay are also added to where fresh ones would be written: the backward pass reads them once more."""
+    calls = facts.usage.get("zero_grads", {})
+    if not calls.get("count") or calls["kept"] <= calls["count"] / 2:
+        return None
+    return Removal(saves_s=min(2 * calls["seconds"], facts.whole_s), seconds=calls["seconds"])
+
+
+def _scaler(facts: RunFacts) -> Removed:
+    """The scaler looks at all gradients, for which the host waits, and its calls lie between the steps."""
+    if not facts.usage.get("scales") or facts.usage.get("autocast") == "torch.float16":
+        return None
+    around = ("optimizer", "other")
+    return facts.without(max(facts.seconds(*around), facts.seconds(*around, of_host=True)))
+
+
+def _drift(facts: RunFacts) -> Removed:
+    if facts.drift is None:
+        return None
+    return facts.without(facts.whole_s * (1 - facts.drift.share_before) * (1 - 1 / facts.drift.ratio), facts.drift.step)
 
 
 def _unfused(facts: RunFacts) -> Removed:
@@ -215,6 +260,13 @@ def _is_interpreted(facts: RunFacts) -> bool:
 
 
 # What they say
+
+
+def _drift_words(facts: RunFacts, removal: Removal) -> str:
+    drift = facts.drift
+    assert drift is not None
+    after = format_seconds(drift.at_s)
+    return f"from step {drift.step} on ({after} after the first) a step takes {drift.ratio:.2f} times as long as before"
 
 
 def _wait(facts: RunFacts, removal: Removal) -> str:
@@ -276,6 +328,20 @@ STEP_RULES: tuple[Rule[RunFacts], ...] = (
         removes=_waits,
         says=_read,
         change="keep metrics on the GPU (total += loss.detach()) and read them every 50 steps or at the end of an epoch",
+        least_share=0.0,
+    ),
+    Rule(
+        code="zero-grad-fills",
+        removes=_kept_gradients,
+        says="zero_grad(set_to_none=False) writes zeros over every gradient: {share} of the time",
+        change="optimizer.zero_grad(), whose default set_to_none=True frees them instead",
+        least_share=0.01,
+    ),
+    Rule(
+        code="needless-grad-scaler",
+        removes=_scaler,
+        says="GradScaler scales the loss and checks every gradient, but the model does not compute in fp16",
+        change="call loss.backward() and optimizer.step() without GradScaler",
         least_share=0.0,
     ),
     Rule(
@@ -348,6 +414,12 @@ SYMPTOMS: tuple[Rule[RunFacts], ...] = (
         says="{count} of {steps} steps take more than twice the median and cost {share} of the time",
         change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
         least_share=0.05,
+    ),
+    Rule(
+        code="slowdown",
+        removes=_drift,
+        says=_drift_words,
+        change="compare what changed then: data, sequence length, clocks (redline monitor), other jobs on the machine",
     ),
 )
 """Rules that see that something is slow, and not what it is: told after the causes that are known."""

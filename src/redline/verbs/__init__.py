@@ -68,6 +68,8 @@ PUBLIC: dict[str, str] = {
     "kept_tune": "redline.verbs.tune",
     "ProfileResult": "redline.verbs.profile",
     "Watch": "redline.verbs.watch",
+    "lightning_callback": "redline.verbs.watch",
+    "trainer_callback": "redline.verbs.watch",
 }
 """Where the public names are that are no verbs."""
 

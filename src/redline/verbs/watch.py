@@ -7,6 +7,7 @@ The hooks in the script write down what they hear (`bench/watch/`), `analyze/wat
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import os
 import platform
@@ -31,7 +32,7 @@ from redline import __version__
 from redline.analyze.finding import Finding
 from redline.analyze.profile import profile_of
 from redline.analyze.ranks import late_rank
-from redline.analyze.watch import Reader, Steps, main_logs, rates_of, wait_for
+from redline.analyze.watch import Reader, Steps, drift_of, growth_of, main_logs, rates_of, wait_for
 from redline.analyze.watch_findings import RunFacts, findings
 from redline.launch.watch import (
     ProcessLog,
@@ -41,7 +42,7 @@ from redline.launch.watch import (
     script_command,
     watching_environment,
 )
-from redline.model.errors import RedlineError, StoreError, UsageError
+from redline.model.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.model.identity import record_key
 from redline.model.metrics import THROUGHPUT, Fact, Figure, Headline, Row, Table
 from redline.model.metrics import Block as TextBlock
@@ -351,6 +352,42 @@ def watch(*, name: str | None = None, profile: bool = False, workspace: Workspac
     return Watch(name, profile, workspace)
 
 
+def lightning_callback(**options: Any) -> Any:
+    """Returns a callback for Lightning's Trainer that watches `fit` and prints what it saw; `.watch.result` has it afterwards."""
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        with suppress(ImportError):
+            base = importlib.import_module(package).Callback
+            return _callback(base, ("on_fit_start",), ("on_fit_end", "on_exception"), options)
+    raise MissingExtra("redline.lightning_callback", "lightning", "lightning")
+
+
+def trainer_callback(**options: Any) -> Any:
+    """Returns a callback for transformers' Trainer that watches `train` and prints what it saw; `.watch.result` has it afterwards."""
+    try:
+        base = importlib.import_module("transformers").TrainerCallback
+    except ImportError:
+        raise MissingExtra("redline.trainer_callback", "transformers", "hf") from None
+    return _callback(base, ("on_train_begin",), ("on_train_end",), options)
+
+
+def _callback(base: Any, begins: Sequence[str], ends: Sequence[str], options: dict[str, Any]) -> Any:
+    """Returns an instance of the library's callback class that has a watch between the calls of these names."""
+    own = watch(**options)
+
+    def begin(self: Any, *_: Any, **__: Any) -> None:
+        own.__enter__()
+
+    def end(self: Any, trainer: Any, state: Any, *errors: Any, **__: Any) -> None:
+        error = next((one for one in errors if isinstance(one, BaseException)), None)
+        own.__exit__(type(error) if error else None, error, None)
+        is_first = (getattr(one, name, None) for one, name in ((trainer, "is_global_zero"), (state, "is_world_process_zero")))  # fmt: skip
+        if any(is_first):
+            sys.stderr.write(str(own))
+
+    calls = {**dict.fromkeys(begins, begin), **dict.fromkeys(ends, end)}
+    return type("RedlineWatch", (base,), {"watch": own, **calls})()
+
+
 # The record
 
 
@@ -420,7 +457,7 @@ def record_of(seen: Seen, record_id: str, traces: Path | None = None) -> RunReco
     where = device.kind if device.index is None else f"{device.kind}:{device.index}"
     spec = RunSpec(workload=msgspec.structs.replace(workload, batch=prepared.workload.batch), device=where)
     trace, windows, causes = _profiled(logs[0], ranks[0], traces, record_id)
-    own = _findings(logs, ranks, rates, record) if rates.shares else ()
+    own = _findings(logs, ranks, rates, record, meters) if rates.shares else ()
     known = {finding.code for finding in causes}  # the profile knows more of the same causes
     blocks = _blocks(seen, ranks[0])
     last = msgspec.structs.replace(
@@ -454,13 +491,18 @@ def _notes(seen: Seen, steps: Steps, watched: Watched) -> Iterable[Note]:
 
 
 def _findings(
-    logs: Sequence[ProcessLog], ranks: Sequence[Steps], rates: Rates, record: RunRecord
+    logs: Sequence[ProcessLog], ranks: Sequence[Steps], rates: Rates, record: RunRecord, meters: Meters
 ) -> tuple[WatchFinding, ...]:
     parts = tuple(steps.own_part(rank) for rank, steps in enumerate(ranks))
     block = Block(kind="throughput", clock="host", samples=parts[0].samples, ranks=parts)
     late = late_rank(msgspec.structs.replace(record, blocks=(block,))) if all(part.samples for part in parts) else None
+    held = [(at, size) for at, size in logs[0].fact("usage").get("held", [])]
+    if not any(size for _, size in held):  # without a GPU, what the operating system says, from the first steps on
+        held = [look for look in meters.resident if held and look[0] >= held[0][0]]
     facts = RunFacts(
         rates=rates,
+        drift=drift_of(ranks[0]),
+        growth=growth_of(held),
         process=logs[0].fact("process"),
         usage=logs[0].fact("usage"),
         starts_s=tuple(logs[0].reader.starts),

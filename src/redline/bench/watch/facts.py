@@ -23,6 +23,8 @@ from .spool import Spool
 OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
 """So many places in the script that make the host wait are told apart."""
+MOST_LOOKS = 400
+"""So many looks at the memory are kept: enough to tell steady growth in a run of any length."""
 CALLS = 50
 """Operators that are called to find out what calling one takes."""
 
@@ -46,6 +48,11 @@ class Facts:
         self._copies = {"asked": 0, "pageable": 0, "blocking": 0}
         self._autocast: str | None = None
         self._inputs: list[str] = []
+        self._zero_grads: dict[str, float] = {"count": 0, "kept": 0, "seconds": 0.0}
+        self.scales = False
+        """GradScaler steps the optimizer and is enabled."""
+        self._held: list[tuple[float, int]] = []
+        """When something was looked at, and how many bytes the GPU's allocator held then."""
         self.replays = 0
         """How often graphs were replayed that were recorded by the script."""
 
@@ -101,6 +108,12 @@ class Facts:
             asks_not_to_wait = kwargs.get("non_blocking") or any(one is True for one in args)
             self._copies["blocking"] += not asks_not_to_wait
 
+    def saw_zero_grad(self, seconds: float, *, keeps: bool) -> None:
+        """`keeps`: the call wrote zeros over the gradients instead of freeing them."""
+        self._zero_grads["count"] += 1
+        self._zero_grads["kept"] += keeps
+        self._zero_grads["seconds"] += seconds if keeps else 0.0
+
     def saw_wait(self, how: str, seconds: float) -> None:
         where = user_line()
         if (how, where) in self._waits or len(self._waits) < MOST_LINES:
@@ -140,6 +153,9 @@ class Facts:
         ask = getattr(torch.autograd, "_get_sequence_nr", None)  # autograd numbers the operators that a thread calls
         calls = int(ask()) if ask is not None else 0
         self._since = first, calls_before = self._since or (step, calls)
+        self._held.append((time.time(), torch.cuda.memory_allocated(self._device) if self.is_on_gpu else 0))
+        if len(self._held) > MOST_LOOKS:  # a long run keeps every second look
+            self._held = self._held[::2]
         self._spool.fact(
             "usage",
             reserved=torch.cuda.max_memory_reserved(self._device) if self.is_on_gpu else None,
@@ -149,6 +165,9 @@ class Facts:
             waits=list(self._waits.values()),
             copies=self._copies,
             replays=self.replays,
+            zero_grads=self._zero_grads,
+            scales=self.scales,
+            held=self._held,
             autocast=self._autocast,
             inputs=self._inputs,
         )

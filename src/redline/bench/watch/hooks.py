@@ -109,7 +109,7 @@ class Watch:
             (swa_utils.AveragedModel, "update_parameters", upkeep),
             (torch.amp.grad_scaler.GradScaler, "step", self._scaled_step),
             (optimizers.Optimizer, "__init__", self._new_optimizer),
-            (optimizers.Optimizer, "zero_grad", functools.partial(self._timed, ZERO_GRAD, is_always=False)),
+            (optimizers.Optimizer, "zero_grad", self._zero_grad),
         ]
         if torch.version.cuda or torch.version.hip:
             around += [
@@ -190,6 +190,18 @@ class Watch:
                 return original(*args, **kwargs)
             with Span(self, log, kind):
                 return original(*args, **kwargs)
+
+        return wrapper
+
+    def _zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self._timed(ZERO_GRAD, original, is_always=False)
+
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            began = perf_counter()
+            result = timed(optimizer, *args, **kwargs)
+            keeps = (args[0] if args else kwargs.get("set_to_none", True)) is False
+            self.facts.saw_zero_grad(perf_counter() - began, keeps=keeps)
+            return result
 
         return wrapper
 
@@ -387,6 +399,7 @@ class Watch:
         def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._before_optimizer(optimizer, (), {})
             was, self._is_scaled = self._is_scaled, True
+            self.facts.scales = bool(scaler.is_enabled())
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
