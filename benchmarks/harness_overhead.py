@@ -4,7 +4,8 @@ Each case builds a model twice from the same seed: once as Redline's step, and o
 in turns within one process, and the printed ratio is the speed of Redline's step over that of the loop: 1.00 is a plain
 step, 0.90 is a step that Redline makes 10 % slower. The ratio of the shortest rounds stands beside the median of all
 pairs, because other processes can only make a round longer. The third ratio is of processor time on a CPU, which the
-other processes do not take: it is the one to look at on a busy machine.
+other processes do not take: it is the one to look at on a busy machine. Last come the calls of Python and C functions in one
+step of the loop and of Redline, which no load changes.
 
     python benchmarks/harness_overhead.py [--device cuda] [--rounds 200] [--only train]
 """
@@ -16,6 +17,7 @@ import functools
 import gc
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -240,8 +242,17 @@ def workload_from(handed: Any, spec: WorkloadSpec) -> Workload:
     return workload_of(sort_out(handed, "case"), spec, whose="case", notes=[], **known)
 
 
-def compare(case: Case, device: Device, rounds: int) -> tuple[float, float, float, float]:
-    """The shortest seconds per step of the plain loop, and the ratios: of the shortest, of all pairs, of processor time."""
+def calls_of(run: Loop) -> int:
+    """How many functions one step calls, in Python and in C."""
+    seen: list[str] = []
+    sys.setprofile(lambda frame, event, argument: seen.append(event))
+    run()
+    sys.setprofile(None)
+    return sum(event in ("call", "c_call") for event in seen)
+
+
+def compare(case: Case, device: Device, rounds: int) -> tuple[float, float, float, float, str]:
+    """The shortest seconds per step of the plain loop, the ratios (of the shortest, of all pairs, of processor time), and the calls."""
     handed, loop = case.build(device.torch_device)
     spec = WorkloadSpec(model="case", task=case.task, optimizer=case.optimizer)  # type: ignore[arg-type]
     workload = workload_from(handed, spec).to(device.torch_device)
@@ -264,6 +275,9 @@ def compare(case: Case, device: Device, rounds: int) -> tuple[float, float, floa
     busy = []
     with step.context():
         run = step.plain()
+        calls = calls_of(run)
+    with context_of(case):
+        both = f"{calls_of(loop)}/{calls}"
     for _ in range(rounds):
         with context_of(case):
             plain_busy_s = processor_seconds(loop, steps)
@@ -273,7 +287,7 @@ def compare(case: Case, device: Device, rounds: int) -> tuple[float, float, floa
     plain_s, redline_s = (min(column) for column in zip(*pairs, strict=True))
     plain_busy_s, redline_busy_s = (statistics.quantiles(column, n=10)[0] for column in zip(*busy, strict=True))
     ratio = statistics.median(plain / own for plain, own in pairs)
-    return plain_s, plain_s / redline_s, ratio, plain_busy_s / redline_busy_s
+    return plain_s, plain_s / redline_s, ratio, plain_busy_s / redline_busy_s, both
 
 
 def context_of(case: Case) -> Any:
@@ -365,14 +379,16 @@ def main() -> None:
     if arguments.device == "cpu":
         torch.set_num_threads(1)
     device = open_device(resolve_device(arguments.device))
-    print(f"{'':34} {'plain loop':>12} {'shortest':>9} {'median':>7} {'processor':>10}")
+    print(f"{'':34} {'plain loop':>12} {'shortest':>9} {'median':>7} {'processor':>10} {'calls':>9}")
     ratios = []
     for case in CASES:
         if arguments.only not in case.name:
             continue
-        plain_s, shortest, middle, busy = compare(case, device, arguments.rounds)
+        plain_s, shortest, middle, busy, calls = compare(case, device, arguments.rounds)
         ratios.append(busy if arguments.device == "cpu" else shortest)
-        print(f"{case.name:34} {plain_s * 1e6:9.1f} µs {shortest:9.3f} {middle:7.3f} {busy:10.3f}", flush=True)
+        print(
+            f"{case.name:34} {plain_s * 1e6:9.1f} µs {shortest:9.3f} {middle:7.3f} {busy:10.3f} {calls:>9}", flush=True
+        )
     if arguments.only in EPOCHS:
         plain_s, shortest, middle, busy = compare_epochs(arguments.device, max(2, arguments.rounds // 20))
         print(f"{EPOCHS:34} {plain_s * 1e6:9.1f} µs {shortest:9.3f} {middle:7.3f} {busy:10.3f}", flush=True)

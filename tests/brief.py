@@ -49,6 +49,5 @@ def shorten_ceilings(patch: Patch = setattr) -> None:
         "COPY_BYTES": {True: 1 << 20, False: 1 << 18},
         "COPY_TO_CACHE": 0,
         "LAUNCHES": 10,
-        "PAUSE_S": 0.0,
     }.items():
         patch(ceilings, name, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +89,10 @@ def test_running_out_names_who_asked_and_who_held_the_rest(tmp_path: Path) -> No
         .replace("        self.act =", "        self.greedy = Greedy()\n        self.act =")
     )
     with pytest.raises(BenchError) as caught:
-        answer_memory(spec_of(tmp_path, source=greedy, batch=256), str(tmp_path / "held"))
+        answer_memory(spec_of(tmp_path, source=greedy, batch=256))
     assert caught.value.kind == "oom"
     assert "out of memory in greedy (wide.py:" in str(caught.value)
     assert "held: activations" in str(caught.value)
-    held = json.loads((tmp_path / "held.json").read_text())
-    assert held["categories"]["weights"] == WEIGHTS
-    assert held["holders"][0]["bytes"] >= HIDDEN
 
 
 def test_gradients_are_held_until_the_optimizer_is_through(tmp_path: Path) -> None:

@@ -8,10 +8,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -46,8 +44,7 @@ Holding = tuple[MemoryCategory, str, Tensor]
 """Each has what a tensor is for, the module that it belongs to, and the tensor."""
 
 
-def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
-    """`snapshot` is where to write what was held when memory ran out, without a suffix."""
+def answer_memory(spec: RunSpec) -> MemoryAnswer:
     device = open_device(spec.device, spec.threads)
     device.limit_memory(spec.launch.memory_limit_bytes, isolated=True)
     handed = HANDED_OVER.get(spec.workload.artifact or "")
@@ -65,32 +62,30 @@ def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
                 step()
 
         try:
-            use = _memory_of(step, setup, device, snapshot)
+            use = _memory_of(step, setup, device)
         except RuntimeError:
             if not setup.workload.differentiates(once):
                 raise
-            use = _memory_of(step, setup, device, snapshot)
+            use = _memory_of(step, setup, device)
         return MemoryAnswer(use=use, workload=setup.workload.info(), environment=describe(device))
     finally:
         give_back()
 
 
-def _memory_of(step: Step, setup: Setup, device: Device, snapshot: str | None) -> MemoryUse:
-    if snapshot is not None:
-        device.record_allocations()
+def _memory_of(step: Step, setup: Setup, device: Device) -> MemoryUse:
     with step.context():
         with setup.watching_inputs():
-            _run(step, setup, device, snapshot)  # the optimizer's state and the libraries' handles come with the first
+            _run(step, setup, device)  # the optimizer's state and the libraries' handles come with the first
         device.synchronize()
         device.release_cache()
         device.reset_peaks()
-        ledger = _run(step, setup, device, snapshot)
+        ledger = _run(step, setup, device)
         device.synchronize()
     memory = device.memory()
     return ledger.use(memory.peak_allocated_bytes, memory.peak_reserved_bytes)
 
 
-def _run(step: Step, setup: Setup, device: Device, snapshot: str | None) -> Ledger:
+def _run(step: Step, setup: Setup, device: Device) -> Ledger:
     """One step with everything that it holds written down. If memory runs out, the error tells who asked and who held it."""
     ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1, device.reserved_bytes)
     model = shown_model(setup.workload)
@@ -107,21 +102,8 @@ def _run(step: Step, setup: Setup, device: Device, snapshot: str | None) -> Ledg
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        written = _write_snapshot(ledger, device, snapshot) if snapshot is not None else ""
-        raise BenchError("oom", f"{ledger.culprit()}{written}; {one_line(error)}") from error
+        raise BenchError("oom", f"{ledger.culprit()}; {one_line(error)}") from error
     return ledger
-
-
-def _write_snapshot(ledger: Ledger, device: Device, snapshot: str) -> str:
-    """Write what was held and, on a GPU, the allocator's own snapshot, which https://pytorch.org/memory_viz draws."""
-    held = {"culprit": ledger.culprit(), **msgspec.to_builtins(ledger.use(None, None))}
-    try:
-        Path(snapshot).parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{snapshot}.json").write_bytes(msgspec.json.format(msgspec.json.encode(held), indent=2))
-        is_drawn = device.write_allocations(f"{snapshot}.pickle")
-    except OSError as error:
-        return f" (the snapshot cannot be written: {error.strerror})"
-    return f" (snapshot: {snapshot}.json{' and .pickle' if is_drawn else ''})"
 
 
 def _resident(step: Step, setup: Setup, model: nn.Module) -> Iterator[Holding]:

@@ -208,7 +208,7 @@ def answer(question: Question, on_progress: OnProgress = lambda progress: None) 
         case AskCount(spec=spec):
             return answer_count(spec)
         case AskMemory():
-            return answer_memory(question.spec, question.snapshot)
+            return answer_memory(question.spec)
         case AskCeilings(device=device, threads=threads):
             return CeilingsAnswer(ceilings=measure_ceilings(open_device(device, threads), on_progress))
         case AskOperators():

@@ -79,8 +79,6 @@ class AskMemory(Frozen, tag=True):
     """Asks what one step of this workload under the spec's recipe holds in memory, and who holds it. Runs two steps."""
 
     spec: RunSpec
-    snapshot: str | None = None
-    """Where to write what was held when memory runs out, without a suffix."""
 
 
 class AskSnippet(Frozen, tag=True):

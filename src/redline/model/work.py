@@ -246,9 +246,9 @@ class Ceilings(Frozen):
     measured_at: Moment = 0.0
     seconds: Seconds = 0.0
     usual: dict[str, float] = {}
-    """By figure (`fp32`, `copy`, `launch`): what half of the bursts reached, where the figure itself is the best of them."""
+    """Records of earlier versions have here what half of the bursts reached."""
     doubts: tuple[Note, ...] = ()
-    """Why these figures may be too low: the machine was busy, or the best was reached only once."""
+    """Why these figures may be too low: the machine was busy."""
     notes: tuple[Note, ...] = ()
     schema: int = CEILINGS_SCHEMA
 
@@ -265,7 +265,6 @@ class Ceilings(Frozen):
             self,
             flops_per_s={**self.flops_per_s, **better},
             shapes={**self.shapes, **{form: other.shapes[form] for form in behind if form in other.shapes}},
-            usual={**self.usual, **{form: other.usual[form] for form in behind if form in other.usual}},
             copy_bytes_per_s=max(self.copy_bytes_per_s, other.copy_bytes_per_s),
             launch_s=min(self.launch_s, other.launch_s),
         )

@@ -563,8 +563,7 @@ def _memory(
         model, recipe = spec.workload.model, str(spec.recipe)
         try:
             with working.lock(spec.device):
-                question = AskMemory(spec=spec, snapshot=str(working.traces / f"memory-{new_id()}"))
-                answer = working.ask(question, MemoryAnswer, spec.launch)
+                answer = working.ask(AskMemory(spec=spec), MemoryAnswer, spec.launch)
         except BenchError as error:
             failures[f"{model} {recipe}"] = error  # the others still run
             continue

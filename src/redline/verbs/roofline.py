@@ -148,27 +148,22 @@ def ceilings_table(known: Ceilings) -> Table:
     peaks = sheet.flops_per_s if sheet else {}
     cache = f" larger than the cache of {format_bytes(known.cache_bytes)}" if known.cache_bytes else ""
 
-    def row(what: str, unit: str, key: str, best: float | None, promised: float | None, by: str) -> Row:
+    def row(what: str, unit: str, best: float | None, promised: float | None, by: str) -> Row:
         figures = (
             Figure(name="measured", unit=unit, doc="The best of all bursts.")(best),
             *([Figure(name="datasheet", unit=unit, doc="What the vendor promises.")(promised)] if promised else []),
             *([REACHED(best / promised)] if best and promised else []),
-            Figure(name="usual", unit=unit, header="half reach", doc="What half of the bursts reached.")(
-                known.usual.get(key)
-            ),
         )
         return Row(facts={"what": what, "by": by}, metrics=figures)
 
     forms = dict.fromkeys((*known.flops_per_s, *peaks))
     products = [
-        row(
-            f"{form} products", "FLOP/s", form, known.flops_per_s.get(form), peaks.get(form), known.shapes.get(form, "")
-        )
+        row(f"{form} products", "FLOP/s", known.flops_per_s.get(form), peaks.get(form), known.shapes.get(form, ""))
         for form in forms
     ]
     copied = sheet.bytes_per_s if sheet else None
-    copy = row("copy, read and write", "B/s", "copy", known.copy_bytes_per_s, copied, f"buffers{cache}")
-    launch = row("one tiny operator", "s", "launch", known.launch_s, None, "from Python")
+    copy = row("copy, read and write", "B/s", known.copy_bytes_per_s, copied, f"buffers{cache}")
+    launch = row("one tiny operator", "s", known.launch_s, None, "from Python")
     threads = counted(known.threads, "thread") if known.threads else ""
     driver = f"driver {known.driver}" if known.driver else ""
     parts = (known.name, threads, f"torch {known.torch}", driver, f"measured {_when(known)}")
@@ -176,7 +171,7 @@ def ceilings_table(known: Ceilings) -> Table:
         name="ceilings",
         title=" · ".join(part for part in parts if part),
         rows=(*products, copy, launch),
-        columns=("what", "measured", "datasheet", "reached", "usual", "by"),
+        columns=("what", "measured", "datasheet", "reached", "by"),
     )
 
 

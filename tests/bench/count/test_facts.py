@@ -116,33 +116,6 @@ def test_a_model_that_reads_values_is_looked_at_on_more_inputs() -> None:
     assert len(model.given) == 5, "no more than needed to see it"
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1.0), (torch.float32, 0.0)])
-def test_how_much_is_computed_with_64_bits(dtype: torch.dtype, share: float) -> None:
-    assert facts(nn.Linear(4, 4).to(dtype), torch.randn(3, 4, dtype=dtype)).double_share == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
-    ("read", "told"),
-    [
-        (lambda x: x.sum().item(), "item"),
-        (lambda x: bool((x > 0).any()), "item"),
-        (lambda x: x.tolist(), "tolist"),
-        (lambda x: x.detach().numpy(), "numpy"),
-        (lambda x: x.nonzero(), "nonzero"),
-    ],
-)
-def test_values_that_python_reads_are_told_with_the_module(read: Any, told: str) -> None:
-    reads = Model(lambda _, x: (read(x), x * 2)[1])
-    assert facts(nn.Sequential(nn.Linear(4, 4), reads), torch.randn(3, 4)).reads == (f"{told} in 1 (1)",)
-
-
-def test_shapes_that_follow_the_data() -> None:
-    selects = Model(lambda _, x: x[x > 0].sum() + x[torch.tensor([0, 1])].sum() + x * 0)
-    found = facts(selects, torch.randn(3, 4))
-    assert found.varies_shapes
-    assert found.reads == ("index (1)",), "an index of positions reads nothing"
-
-
 class Remembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -156,19 +129,48 @@ class Remembers(nn.Module):
         return x * self.table
 
 
-def test_what_the_forward_writes_to() -> None:
-    assert set(facts(nn.Sequential(Remembers()), torch.randn(3, 4)).mutates) == {"0.seen", "0.last"}
-    images = torch.randn(2, 3, 8, 8)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
-    assert facts(network, images).mutates == ()
-    assert "1.running_mean" in facts(network, images, task="train").mutates
+X, PICTURES = torch.randn(3, 4), torch.randn(2, 3, 8, 8)
 
 
-def test_random_numbers_are_seen_whoever_draws_them() -> None:
-    x, network = torch.randn(3, 4), nn.Sequential(nn.Linear(4, 3), nn.Dropout())
-    assert facts(Model(lambda _, x: x + torch.rand(4)), x).draws_random_numbers
-    assert not facts(network, x).draws_random_numbers
-    assert facts(network, x, task="train").draws_random_numbers
+def reading(read: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Model(lambda _, x: (read(x), x * 2)[1]))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+
+
+SEEN: list[tuple[nn.Module, Tensor, Task, dict[str, Any]]] = [
+    (nn.Linear(4, 4), X, "infer", {"double_share": 0.0, "reads": (), "branches": False, "varies_shapes": False, "host_s": None,
+                                   "synchronises": None, "draws_random_numbers": False, "mutates": ()}),
+    (nn.Linear(4, 4).double(), X.double(), "infer", {"double_share": pytest.approx(1.0)}),
+    *(
+        (reading(read), X, "infer", {"reads": (f"{told} in 1 (1)",)})
+        for read, told in [
+            (lambda x: x.sum().item(), "item"), (lambda x: bool((x > 0).any()), "item"), (lambda x: x.tolist(), "tolist"),
+            (lambda x: x.detach().numpy(), "numpy"), (lambda x: x.nonzero(), "nonzero"),
+        ]
+    ),
+    # A mask gives other shapes for other data, and an index of positions reads nothing.
+    (Model(lambda _, x: x[x > 0].sum() + x[torch.tensor([0, 1])].sum() + x * 0), X, "infer",
+     {"varies_shapes": True, "reads": ("index (1)",)}),
+    (nn.Sequential(Remembers()), X, "infer", {"mutates": ("0.seen", "0.last")}),
+    (normed(), PICTURES, "infer", {"mutates": ()}),
+    (normed(), PICTURES, "train", {"mutates": ("1.running_mean", "1.running_var", "1.num_batches_tracked")}),
+    (Model(lambda _, x: x + torch.rand(4)), X, "infer", {"draws_random_numbers": True}),
+    (nn.Sequential(nn.Linear(4, 3), nn.Dropout()), X, "infer", {"draws_random_numbers": False}),
+    (nn.Sequential(nn.Linear(4, 3), nn.Dropout()), X, "train", {"draws_random_numbers": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "x", "task", "expected"), SEEN)
+def test_what_a_watched_step_tells(model: nn.Module, x: Tensor, task: Task, expected: dict[str, Any]) -> None:
+    seen = facts(model, x, task=task)
+    assert (seen.step_s or 0) > 0
+    assert (seen.device_s or 0) > 0
+    for name, value in expected.items():
+        found = getattr(seen, name)
+        assert (sorted(found) == sorted(value)) if isinstance(value, tuple) else found == value
 
 
 def test_a_training_step_is_watched_whole() -> None:
@@ -192,13 +194,6 @@ def test_blocks_of_other_shapes_are_other_kinds() -> None:
     network = nn.Sequential(Block(16), Block(16), nn.Linear(16, 32), Block(32), Block(32), nn.Linear(32, 3))
     blocks = facts(network, torch.randn(4, 16)).blocks
     assert (blocks.count, blocks.kinds) == (4, 2)
-
-
-def test_the_times_of_a_cpu_are_its_own() -> None:
-    found = facts(nn.Linear(64, 64), torch.randn(8, 64))
-    assert (found.step_s or 0) > 0
-    assert (found.device_s or 0) > 0
-    assert (found.host_s, found.synchronises) == (None, None)
 
 
 def test_the_workload_is_left_as_it_was() -> None:

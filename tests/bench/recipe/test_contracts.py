@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe import base
 from redline.bench.recipe.compose import number_format_of, refuse_impossible, switches_of
 from redline.bench.workload.sources.user import remember_module
+from redline.bench.workload.step import Setup
 from redline.model.errors import BenchError, SpecError
 from redline.model.record import Capabilities
 from redline.model.spec import Recipe, Task
@@ -82,37 +85,68 @@ def layers() -> nn.Module:
 MODELS: dict[Callable[[], nn.Module], tuple[int, ...]] = {
     images: (4, 3, 8, 8), Attends: (2, 8, 16), blocks: (2, 8), layers: (32, 32),
 }  # fmt: skip
-ANSWERS = [
-    ("channels-last", images, 1e-5),
-    ("fold-bn", images, 1e-4),
-    ("fold-bn+channels-last", images, 1e-4),
-    ("patch-products", images, 1e-5),
-    ("torchscript", images, 1e-5),
-    ("onnx", images, 1e-4),
-    ("fold-bn+onnx", images, 1e-4),
-    ("fp16+onnx", layers, 1e-2),
-    ("bf16", images, 0.1),
-    ("bf16+fold-bn", images, 0.1),
-    ("bf16+patch-products", images, 0.1),
-    ("fp16", layers, 1e-2),
-    ("sdpa:flash", Attends, 1e-5),
-    ("sdpa:math", Attends, 1e-5),
-    ("compile:backend=aot_eager", blocks, 1e-5),
-    ("compile:regional,backend=aot_eager", blocks, 1e-5),
-    ("int8", layers, 0.05),
-    ("int8:weight-only", layers, 0.05),
-    ("bf16+int8", layers, 0.1),
+Changed = Callable[[Setup], object]
+"""True if the switch did to the program what its name says."""
+
+
+def in_format(dtype: torch.dtype) -> Changed:
+    return lambda setup: {parameter.dtype for parameter in setup.workload.model.parameters()} == {dtype}
+
+
+def laid_out(setup: Setup) -> bool:
+    return setup.workload.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def folded(setup: Setup) -> bool:
+    return isinstance(setup.workload.model[1], nn.Identity)
+
+
+def replaced(name: str) -> Changed:
+    return lambda setup: type(setup.model).__name__ == name
+
+
+def by_blocks(setup: Setup) -> bool:
+    return all(block._compiled_call_impl for block in list(setup.workload.model)[:4])
+
+
+def quantized(setup: Setup) -> bool:
+    layers = [layer for layer in setup.workload.model if isinstance(layer, nn.Linear)]
+    return all(type(layer.weight.data) is not Tensor for layer in layers)
+
+
+def patched(setup: Setup) -> bool:
+    return "forward" in vars(setup.workload.model[0])
+
+
+ANSWERS: list[tuple[str, Callable[[], nn.Module], float, Changed]] = [
+    ("channels-last", images, 1e-5, laid_out),
+    ("fold-bn", images, 1e-4, folded),
+    ("fold-bn+channels-last", images, 1e-4, lambda setup: folded(setup) and laid_out(setup)),
+    ("patch-products", images, 1e-5, patched),
+    ("torchscript", images, 1e-5, lambda setup: isinstance(setup.model, torch.jit.ScriptModule)),
+    ("onnx", images, 1e-4, replaced("OnnxModel")),
+    ("fold-bn+onnx", images, 1e-4, replaced("OnnxModel")),
+    ("fp16+onnx", layers, 1e-2, replaced("OnnxModel")),
+    ("bf16", images, 0.1, in_format(torch.bfloat16)),
+    ("bf16+fold-bn", images, 0.1, folded),
+    ("bf16+patch-products", images, 0.1, patched),
+    ("fp16", layers, 1e-2, in_format(torch.float16)),
+    ("sdpa:flash", Attends, 1e-5, replaced("WithAttention")),
+    ("sdpa:math", Attends, 1e-5, replaced("WithAttention")),
+    ("compile:backend=aot_eager", blocks, 1e-5, lambda setup: setup.model is not setup.workload.model),
+    ("compile:regional,backend=aot_eager", blocks, 1e-5, by_blocks),
+    ("int8", layers, 0.05, quantized),
+    ("int8:weight-only", layers, 0.05, quantized),
+    ("bf16+int8", layers, 0.1, quantized),
 ]
 PACKAGES = {"onnx": "onnxscript", "int8": "torchao"}
 
 
-@pytest.mark.parametrize(("recipe", "make", "error"), ANSWERS)
-def test_a_recipe_keeps_the_answer_and_so_does_its_code_and_the_model_is_given_back(
-    recipe: str, make: Callable[[], nn.Module], error: float
+@pytest.mark.parametrize(("recipe", "make", "error", "changed"), ANSWERS, ids=[row[0] for row in ANSWERS])
+def test_a_recipe_does_what_it_says_and_keeps_the_answer_and_so_does_its_code_and_the_model_is_given_back(
+    recipe: str, make: Callable[[], nn.Module], error: float, changed: Changed
 ) -> None:
-    for name, package in PACKAGES.items():
-        if name in recipe:
-            pytest.importorskip(package)
+    require(recipe)
     torch.manual_seed(0)
     model, x = make().eval(), torch.randn(MODELS[make])
     expected, kinds = model(x).detach(), [type(module) for module in model.modules()]
@@ -120,7 +154,9 @@ def test_a_recipe_keeps_the_answer_and_so_does_its_code_and_the_model_is_given_b
     written = output_of_code(recipe, model, x if "16" not in recipe else x.to(dtype_of(recipe)))
     verdict = judged(recipe, copy.deepcopy(model), x)
     give_back = remember_module(model)
-    found = output_of(applied(recipe, model, x))
+    setup = applied(recipe, model, x)
+    assert changed(setup)
+    found = output_of(setup)
     give_back()
     assert verdict.passed, verdict.reason
     assert (found.float() - expected).norm() <= error * expected.norm()
@@ -129,6 +165,55 @@ def test_a_recipe_keeps_the_answer_and_so_does_its_code_and_the_model_is_given_b
     assert not any("forward" in vars(module) or module._compiled_call_impl for module in model.modules())
     after = model.state_dict(keep_vars=True)
     assert all(after[name] is value and torch.equal(value, before) for name, (value, before) in weights.items())
+
+
+def require(recipe: str) -> None:
+    for name, package in PACKAGES.items():
+        if name in recipe:
+            pytest.importorskip(package)
+
+
+def rolled(right: Any) -> Any:
+    """Answers of the items in another order."""
+    return lambda *args, **kwargs: right(*args, **kwargs).roll(1, 0)
+
+
+def without_shift(right: Any) -> Any:
+    return lambda weight, bias, *rest, **options: (weight, nn.Parameter(torch.zeros(len(weight))))
+
+
+def in_four_bits(right: Any) -> Any:
+    def quantize(model: nn.Module, config: Any, filter_fn: Any) -> None:
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                step = layer.weight.abs().amax(dim=-1, keepdim=True) / 7
+                layer.weight.data = (layer.weight / step).round() * step
+
+    return quantize
+
+
+PLAIN = "redline.bench.recipe.plain"
+FAULTS = [
+    ("fold-bn", images, f"{PLAIN}.fuse_conv_bn_weights", without_shift),
+    ("bf16+fold-bn", images, f"{PLAIN}.fuse_conv_bn_weights", without_shift),
+    ("patch-products", images, f"{PLAIN}.patch_product", rolled),
+    ("onnx", images, f"{PLAIN}.OnnxModel.__call__", rolled),
+    ("sdpa:math", Attends, f"{PLAIN}.WithAttention.forward", rolled),
+    ("channels-last", images, "redline.bench.recipe.switches.layers._channels_last", rolled),
+    ("torchscript", images, "torch.jit.optimize_for_inference", lambda right: rolled),
+    ("compile:backend=aot_eager", blocks, "torch.compile", lambda right: lambda model, **settings: right(rolled(model), **settings)),
+    ("int8", layers, "torchao.quantization.quantize_", in_four_bits),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "make", "where", "fault"), FAULTS, ids=[row[0] for row in FAULTS])
+def test_a_fault_planted_in_a_switch_is_caught(
+    recipe: str, make: Callable[[], nn.Module], where: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(recipe)
+    torch.manual_seed(0)
+    monkeypatch.setattr(where, fault(pkgutil.resolve_name(where)))
+    assert not judged(recipe, make().eval(), torch.randn(MODELS[make])).passed
 
 
 def dtype_of(recipe: str) -> torch.dtype:
@@ -206,14 +291,14 @@ def test_a_missing_package_is_told_with_how_to_install_it(
         ("compile:backend=aot_eager,max_autotune=true", "infer", "are inductor's; backend"),
         ("sdpa", "infer", "sdpa needs a backend: sdpa:flash, sdpa:efficient, sdpa:cudnn, sdpa:math"),
         ("sdpa:slow", "infer", "sdpa takes one of flash, efficient, cudnn, math, got 'slow'"),
-        ("static-cache:mb=3", "generate", "switch static-cache takes length, got mb"),
-        ("static-cache:length=true", "generate", "length must be a number above 0"),
+        ("static-cache:mb=3", "generate", "switch static-cache takes no options, got mb"),
+        ("static-cache:length=true", "generate", "length must be from 1 to 1000000, got True"),
         ("decode-kernels:ahead_mib=8", "generate", "switch decode-kernels takes no options, got ahead_mib"),
         ("graphs+compile:reduce-overhead", "infer", "exclude each other"),
         ("graphs+compile:triton.cudagraphs=true", "infer", "exclude each other"),
         ("compile:max-autotune+graphs", "infer", "exclude each other"),
         ("checkpointing+graphs", "train", "exclude each other"),
-        ("fp8+amp", "train", "exclude each other"),
+        ("fp8", "train", "fp8 is for infer, generate, not for train"),
         ("fp8+amp-bf16", "infer", "exclude each other"),
     ],
 )  # fmt: skip
@@ -225,7 +310,7 @@ def test_a_mistake_in_a_recipe_is_told_in_one_line(recipe: str, task: Task, word
 
 @pytest.mark.parametrize(
     ("recipe", "task"),
-    [("graphs+compile", "infer"), ("graphs+compile:max-autotune-no-cudagraphs", "infer"), ("fp8+amp-bf16", "train"), ("fp8+graphs", "train")],
+    [("graphs+compile", "infer"), ("graphs+compile:max-autotune-no-cudagraphs", "infer"), ("fp8+graphs", "infer")],
 )  # fmt: skip
 def test_what_may_stand_together(recipe: str, task: Task) -> None:
     assert len(switches_of(Recipe.parse(recipe), task)) == 2

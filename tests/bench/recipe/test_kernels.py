@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redline.bench.count.counter import Kinds, WorkCounter
 from redline.bench.device import open_device
-from redline.bench.measure.generation import WeightReads, generation_info
+from redline.bench.measure.generation import generation_info, token_reads
 from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import build_workload
@@ -108,9 +109,9 @@ def test_layers_that_read_one_tensor_are_one_product() -> None:
 def test_bytes_of_joined_weights_count_once() -> None:
     model, few = Block().eval(), torch.randn(1, 1, 8)
     used(model, few)
-    with torch.no_grad(), WeightReads(model.parameters()) as reads:
+    with torch.no_grad(), WorkCounter(model.parameters(), Kinds(), token_reads) as counter:
         model(few)
-    assert reads.bytes() == 4 * sum(weight.numel() for weight in model.parameters())
+    assert counter.touched.bytes() == 4 * sum(weight.numel() for weight in model.parameters())
 
 
 @pytest.fixture

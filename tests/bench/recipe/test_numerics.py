@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -121,34 +119,6 @@ def test_a_signal_finer_than_the_number_format_cannot_be_judged() -> None:
     assert numerics.degenerate
     assert not numerics.passed
     assert "bf16 cannot resolve this model's signal: rounding alone moves it by 1" in str(numerics.reason)
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: (torch.Generator().manual_seed(0), lambda own, x: torch.randn(x.shape, generator=own)),
-        lambda: (np.random.default_rng(0), lambda own, x: torch.from_numpy(own.standard_normal(x.shape)).to(x)),
-        lambda: (np.random.RandomState(0), lambda own, x: torch.from_numpy(own.randn(*x.shape)).to(x)),
-        lambda: (random.Random(0), lambda own, x: own.gauss(0, 1)),
-    ],
-)
-def test_random_numbers_of_a_generator_of_its_own_are_the_same_ones_each_time(draw: Callable[[], Any]) -> None:
-    class Noisy(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(8, 8)
-            self.own, self.draw = draw()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + self.draw(self.own, x)
-
-    model = Noisy()
-    before = model.draw(model.own, torch.ones(1))
-    model.own = draw()[0]
-    verdict = judge("bf16", workload_of(model, torch.randn(4, 8)))
-    assert verdict.passed, verdict.reason
-    assert verdict.floor is not None
-    assert verdict.floor < 0.1
-    assert torch.equal(torch.as_tensor(model.draw(model.own, torch.ones(1))), torch.as_tensor(before)), "left alone"
 
 
 def test_a_model_that_answers_otherwise_each_time_is_not_blamed_on_the_number_format() -> None:

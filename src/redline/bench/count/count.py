@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from redline.bench.count.counter import Row, Tf32, WorkCounter, watching
+from redline.bench.count.counter import Kinds, Row, WorkCounter, tf32_kinds, watching
 from redline.bench.count.operators import SPARSE, distinct, region_of, tensor_bytes
 from redline.bench.device import open_device
 from redline.bench.device.cpu import CpuDevice
@@ -34,17 +34,18 @@ from redline.model.errors import BenchError, UsageError
 from redline.model.note import note
 from redline.model.protocol import CountAnswer
 from redline.model.spec import OptimizerName, RunSpec
-from redline.model.units import format_count
 from redline.model.work import PRODUCTS, ModuleWork, OperatorWork, Uncounted, WorkCount
 
 STATE_COPIES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
 """The number of tensors as large as the weights that an optimizer keeps: momentum; first and second moment."""
 OPTIMIZER_FLOPS: dict[OptimizerName, int] = {"sgd": 4, "adam": 12, "adamw": 14}
 """FLOPs per weight."""
-NO_TF32 = Tf32()
-CHANGES = (
-    "each call does other work, because the model changes what it keeps, so times depend on how many calls there were; "
-    "let the factory give what it keeps, such as a cache, as an input: inputs are restored before every step"
+
+
+CHANGES = note(
+    "work-changes",
+    "each call does other work than the one counted, because the model changes what it keeps, so times depend on how many calls there "
+    "were; let the factory give what it keeps, such as a cache, as an input: inputs are restored before every step",
 )
 
 
@@ -62,7 +63,8 @@ class Task:
     optimizer: OptimizerName | None = None
     is_whole_step: bool = False
     """The model is a step of the user's own: backward and update happen inside it."""
-    tf32: Tf32 = NO_TF32
+    tf32: Kinds = frozenset()
+    """Kinds of products that use the shorter format."""
 
 
 # Counts are asked for by `redline flops` and for every prepared step
@@ -100,7 +102,7 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
         if PRECISION <= switch.stage < COMPILER:
             switch.apply(setup)
     is_tf32 = any(switch.number_format == "tf32" for switch in switches)
-    task = _task_of(setup, spec.workload.optimizer, Tf32(is_tf32, is_tf32))
+    task = _task_of(setup, spec.workload.optimizer, PRODUCTS if is_tf32 else Kinds())
     try:
         work = count_work(task)
     except RuntimeError:
@@ -145,10 +147,8 @@ def counted_work(setup: Setup, optimizer: OptimizerName) -> WorkCount | None:
     except Exception as error:
         notes.append(note("work-not-counted", f"work not counted: {because(error)}"))
         return None
-    if any(known.code == "work-changes" for known in work.notes):
-        notes.append(note("work-changes", f"work not counted: {CHANGES}"))
-        return None
-    return work
+    notes += work.notes
+    return None if CHANGES in work.notes else work
 
 
 def count_step(setup: Setup, optimizer: OptimizerName) -> WorkCount:
@@ -157,11 +157,11 @@ def count_step(setup: Setup, optimizer: OptimizerName) -> WorkCount:
         return tensor if tensor.grad_fn is None else tensor.detach()
 
     inputs = map_tensors(setup.args, bare), map_tensors(setup.kwargs, bare)
-    task = _task_of(setup, optimizer, Tf32.of(setup.device))
+    task = _task_of(setup, optimizer, tf32_kinds(setup.device))
     return count_work(replace(task, inputs=inputs, differentiates=setup.workload.gradients == "on"))
 
 
-def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Tf32) -> Task:
+def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Kinds) -> Task:
     workload, trains = setup.workload, setup.task == "train"
     own = workload.info().optimizer.partition(" ")[0].lower()
     # The optimizer that a module brings is counted if it is one of these.
@@ -303,30 +303,19 @@ def _for_real(task: Task, why: str) -> WorkCount:
 def _count_settled(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     """Counts the first call of a model that keeps nothing; otherwise the second, which is like those that are timed.
 
-    What a first call alone does (a table that is built and kept) is no part of a step. If the third call differs from
-    the second, every call may, and the count says so.
+    What a first call alone does (a table that is built and kept) is no part of a step.
     """
-    counts: list[WorkCount] = []
-    while len(counts) < 3:
-        before = model_state(model)
-        try:
-            counts.append(_count(task, model, inputs))
-        except Exception:
-            if not counts:
-                raise
-            return counts[0]  # what it kept has a gradient whose graph is gone
-        for parameter in model.parameters():
-            parameter.grad = None  # the next call would add to it
-        if model_state(model) == before:
-            return counts[-1]
-    first, second, third = counts
-    if second.operators == third.operators:
-        return second
-    text = (
-        f"each call does other work, because the model changes what it keeps: {format_count(first.flops)} FLOPs in the "
-        f"first, {format_count(second.flops)} in the second, which is the one counted, {format_count(third.flops)} in the third"
-    )
-    return msgspec.structs.replace(second, notes=(*second.notes, note("work-changes", text)))
+    before, first = model_state(model), _count(task, model, inputs)
+    for parameter in model.parameters():
+        parameter.grad = None  # the next call would add to it
+    after = model_state(model)
+    if after == before:
+        return first
+    try:
+        second = _count(task, model, inputs)
+    except Exception:  # what it kept has a gradient whose graph is gone
+        return first
+    return second if model_state(model) == after else msgspec.structs.replace(second, notes=(CHANGES,))
 
 
 def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
@@ -368,19 +357,20 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     )
 
 
+SHARES = ("flops", "backward_flops", "other_flops", "bytes", "backward_bytes")
+
+
 def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]:
     """Parents come before children, as `named_modules` tells them. What did nothing and holds nothing is left out."""
-    figures = ("flops", "backward_flops", "other_flops", "bytes", "backward_bytes")
     whole: dict[str, Counter[str]] = {path: Counter() for path, _ in model.named_modules()}
     formats: dict[str, Counter[str]] = {path: Counter() for path in whole}
     for row, calls in counter.rows.items():
-        side = "" if row.phase == "forward" else f"{row.phase}_"
-        names = row.path.split(".") if row.path else []
+        side, is_product = "" if row.phase == "forward" else f"{row.phase}_", row.kind in PRODUCTS
+        names, flops = row.path.split(".") if row.path else [], calls * row.flops
         for path in (".".join(names[:depth]) for depth in range(len(names) + 1)):
             whole[path][f"{side}bytes"] += calls * row.bytes
-            whole[path][f"{side}flops" if row.kind in PRODUCTS else "other_flops"] += calls * row.flops
-            if row.kind in PRODUCTS:
-                formats[path][row.number_format] += calls * row.flops
+            whole[path][f"{side}flops" if is_product else "other_flops"] += flops
+            formats[path][row.number_format] += flops if is_product else 0
     for path, module in model.named_modules():
         share, calls, params = whole[path], counter.module_paths.calls[path], parameter_count(module)
         if params or calls or share["bytes"] or share["backward_bytes"]:
@@ -389,8 +379,8 @@ def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]
                 type=name_of(module),
                 params=params,
                 calls=calls,
-                number_format=formats[path].most_common(1)[0][0] if formats[path] else "",
-                **{name: share[name] for name in figures},
+                number_format=max(+formats[path], key=formats[path].__getitem__, default=""),
+                **{name: share[name] for name in SHARES},
             )
 
 

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from redline.bench.count.operators import (
     Known,
-    Placed,
+    Moved,
     Touched,
     distinct,
     is_composite,
@@ -39,18 +38,15 @@ FORMATS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Tf32:
-    """The kinds of fp32 products that may use the shorter format."""
+Kinds = frozenset[OperatorKind]
 
-    matmul: bool = False
-    convolution: bool = False
 
-    @classmethod
-    def of(cls, device: Device) -> Tf32:
-        if not device.is_accelerator:
-            return cls()
-        return cls(matmul=torch.backends.cuda.matmul.allow_tf32, convolution=torch.backends.cudnn.allow_tf32)
+def tf32_kinds(device: Device) -> Kinds:
+    """Returns the kinds of fp32 products that may use the shorter format now."""
+    if not device.is_accelerator:
+        return Kinds()
+    convolutions: Kinds = frozenset({"convolution"}) if torch.backends.cudnn.allow_tf32 else Kinds()
+    return convolutions | (PRODUCTS - {"convolution"} if torch.backends.cuda.matmul.allow_tf32 else Kinds())
 
 
 class Row(NamedTuple):
@@ -129,8 +125,9 @@ class ModulePaths:
 class WorkCounter(WholeDispatchMode):
     """Counts each call by everything that a table of operators or of modules needs of it."""
 
-    def __init__(self, leaves: Iterable[Tensor], tf32: Tf32) -> None:
+    def __init__(self, leaves: Iterable[Tensor], tf32: Kinds, moved: Moved = moved_bytes) -> None:
         super().__init__()
+        self._moved = moved
         self.phase: WorkPhase = "forward"
         self.rows: Counter[Row] = Counter()
         self.uncounted: Counter[str] = Counter()
@@ -183,7 +180,7 @@ class WorkCounter(WholeDispatchMode):
     def _note(self, func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         assert about.kind is not None
         inputs, outputs = distinct(tensors_in((*args, *kwargs.values()))), distinct(tensors_in(out))
-        read, written = self.moved(about, args, kwargs, inputs, sum(map(tensor_bytes, outputs.values())))
+        read, written = self._moved(about, list(inputs.values()), sum(map(tensor_bytes, outputs.values())))
         is_backward = self._finds_phases and torch._C._current_graph_task_id() >= 0
         phase: WorkPhase = "backward" if is_backward else self.phase
         if phase == "forward":
@@ -201,14 +198,7 @@ class WorkCounter(WholeDispatchMode):
     def _format_of(self, tensors: Iterable[Tensor], kind: OperatorKind) -> str:
         """Returns the number format of the first tensor that holds numbers to compute with."""
         found = next((FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in FORMATS), "int")
-        is_short = self._tf32.convolution if kind == "convolution" else self._tf32.matmul and kind in PRODUCTS
-        return "tf32" if found == "fp32" and is_short else found
-
-    def moved(
-        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Placed, written: int
-    ) -> tuple[list[int], int]:
-        """Returns the bytes that are read of each distinct input, and those that are written."""
-        return moved_bytes(about, list(inputs.values()), written)
+        return "tf32" if found == "fp32" and kind in self._tf32 else found
 
     def _unpacked(self, argument: Any) -> Any:
         """Returns the weights that a quantized layer packed away, unpacked once, so that every call sees the same tensors."""

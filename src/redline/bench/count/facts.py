@@ -349,13 +349,12 @@ class Watch(WholeDispatchMode):
         return shares
 
     def layers(self) -> dict[LayerKind, LayerShare]:
-        shares, calls = self.shares_by(lambda call: call.layer), Counter(call.layer for call in self.calls)
-        kinds = Counter(layer for layer, _ in {(call.layer, call.work) for call in self.calls})
-        return {
-            layer: LayerShare(calls=calls[layer], kinds=kinds[layer], share=share)
-            for layer, share in shares.items()
-            if layer is not None
-        }
+        found: dict[LayerKind, LayerShare] = {}
+        for layer, share in self.shares_by(lambda call: call.layer).items():
+            works = [call.work for call in self.calls if call.layer == layer]
+            if layer is not None:
+                found[layer] = LayerShare(calls=len(works), kinds=len(set(works)), share=share)
+        return found
 
     def activated(self) -> LayerShare | None:
         calls = sum(call.is_activation for call in self.calls)

@@ -95,15 +95,6 @@ def attention(arguments: Arguments, out: Tensor, *, heads_first: bool, backward:
     return attention_flops(query, key, value, heads_first=heads_first, causal=causal, backward=backward)
 
 
-def fourier(arguments: Arguments, out: Tensor) -> int:
-    """5·N·log₂N of the usual algorithm; half of it if one side is real."""
-    data = arguments["self"]
-    whole = max(out, data, key=torch.numel)
-    length = math.prod(int(whole.shape[dimension]) for dimension in arguments["dim"])
-    flops = 5 * whole.numel() * math.log2(max(length, 2))
-    return int(flops if data.is_complex() and out.is_complex() else flops / 2)
-
-
 def trilinear(arguments: Arguments, out: Tensor) -> int:
     """Each combination takes two multiplications and an addition; expanded dimensions count once."""
     shapes: list[list[int]] = []
@@ -148,7 +139,6 @@ _PRODUCTS: list[tuple[str, OperatorKind, Formula]] = [
     ("_cudnn_rnn miopen_rnn mkldnn_rnn_layer", "matmul", recurrent),
     ("_cudnn_rnn_backward miopen_rnn_backward mkldnn_rnn_layer_backward", "matmul", partial(recurrent, backward=True)),
     ("_trilinear", "matmul", trilinear),
-    ("_fft_c2c _fft_r2c _fft_c2r", "other", fourier),
     ("_cdist_forward", "other", lambda given, out: 3 * out.numel() * int(given["x1"].shape[-1])),
     # One product: two columns beside the data carry the squared lengths of the vectors of either side.
     ("_euclidean_dist", "matmul", lambda given, out: 2 * out.numel() * (int(given["x1"].shape[-1]) + 2)),
@@ -221,7 +211,6 @@ _BY_NAME: list[tuple[str, OperatorKind, Formula | None]] = [
 ]  # fmt: skip
 """Cheap operators are known by their names, without a trailing underscore; the first pattern that is found counts."""
 _PACKED_PRODUCT = re.compile(r"^(linear|conv[123]d)(_add)?(_relu|_leaky_relu|_tanh)?(_dynamic)?(_fp16)?$")
-_SUM_OF_TWO = re.compile(r"^(add|mul)(_scalar)?(_relu)?(_out)?$")
 
 LAYERS: list[tuple[str, LayerKind, OperatorKind]] = [
     (r"linear$", "linear", "matmul"),
@@ -264,12 +253,9 @@ def known(operator: Any) -> Known:
         return Known(name, None)
     if product := FORMULAS.get(name) or FORMULAS.get(name.removesuffix("_")):
         return replace(_layer(name), kind=product[0], formula=product[1])
-    if namespace == "quantized":
-        if _PACKED_PRODUCT.match(plain):
-            return Known(
-                name, "matmul" if plain.startswith("linear") else "convolution", packed_product, takes_packed=True
-            )
-        return replace(_cheap(plain, _SUM_OF_TWO.match(plain) is not None), name=name)
+    if namespace == "quantized" and _PACKED_PRODUCT.match(plain):
+        kind: OperatorKind = "matmul" if plain.startswith("linear") else "convolution"
+        return Known(name, kind, packed_product, takes_packed=True)
     if namespace != "aten":  # somebody's own: its name proves nothing
         return Known(name, "elementwise", per_element(1)) if pointwise else Known(name, "other")
     cheap, layer = _cheap(plain, pointwise), _layer(plain)
@@ -362,6 +348,9 @@ def moved_bytes(about: Known, inputs: Sequence[Tensor], written: int) -> tuple[l
         written = min(sizes[-1], inputs[1].numel() * row) if about.name.startswith("scatter") else sizes[-1]
         sizes[0] = written if about.reads == "adds" else 0
     return sizes, written
+
+
+Moved = Callable[[Known, Sequence[Tensor], int], tuple[list[int], int]]
 
 
 class Touched:

@@ -92,14 +92,6 @@ class Device(ABC):
         """Returns a counter of joules spent, where there is one."""
         return None
 
-    def record_allocations(self) -> None:
-        """Remember where each allocation is made, for `write_allocations`; where there is nothing to ask, nothing happens."""
-        return
-
-    def write_allocations(self, path: str) -> bool:
-        """Write the allocator's own snapshot; False where it has none."""
-        return False
-
     def reserved_bytes(self) -> int | None:
         """Returns what the allocator holds now, given out or not; None where there is none that tells."""
         return None

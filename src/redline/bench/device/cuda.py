@@ -50,10 +50,6 @@ def unavailable_because() -> str | None:
     return said[0] if said else " and ".join(["torch sees no GPU", *hiding])
 
 
-RECORDED_ALLOCATIONS = 100_000
-"""A snapshot has the lines of so many of the latest allocations."""
-
-
 def record_graph(work: Callable[[], Any], warmups: int) -> tuple[Callable[[], None], Any]:
     """Record work as a CUDA graph on the current device. Returns what replays it, and where its result then lies.
 
@@ -180,13 +176,6 @@ class CudaDevice(Device):
 
     def wait_for(self, mark: torch.cuda.Event) -> None:
         mark.synchronize()
-
-    def record_allocations(self) -> None:
-        torch.cuda.memory._record_memory_history(max_entries=RECORDED_ALLOCATIONS)
-
-    def write_allocations(self, path: str) -> bool:
-        torch.cuda.memory._dump_snapshot(path)
-        return True
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)

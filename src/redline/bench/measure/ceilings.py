@@ -5,8 +5,7 @@ what the device can do, so that neither a shape it does not like nor a neighbour
 rests: products without a pause reach the power limit within a fraction of a second, and clocks fall. Without rests bf16
 came to 690 TFLOP/s on an H200 of which 791 are known.
 
-A machine that is busy with something else shows too little of itself. Then all is measured again, some seconds later, and
-each figure is the best that was seen; where it stays busy the ceilings say so, and are measured anew at their next use.
+A machine that is busy with something else shows too little of itself. Then the ceilings say so, and are measured again at their next use.
 """
 
 from __future__ import annotations
@@ -50,33 +49,14 @@ COPY_TO_CACHE = 8
 """Buffers are at least this many times as large as the cache."""
 LAUNCHES = 500
 
-ATTEMPTS = 3
-PAUSE_S = 3.0
-"""Before another attempt on a busy machine."""
 BUSY_CORES = 0.25
 """A CPU of which others keep more cores than this busy cannot show all it has."""
-REPEATED = 0.05
-FEWEST_REPEATS = 2
-"""If fewer other bursts come this close to the best, it was luck, or all others were held up."""
 
 
 def measure_ceilings(device: Device, on_progress: OnProgress = lambda progress: None) -> Ceilings:
-    """Measures again while the machine is busy, a few times at most."""
-
     def tell(what: str) -> None:
         on_progress(Progress(stage="ceilings", detail=what))
 
-    best = _measured(device, tell)
-    for attempt in range(1, ATTEMPTS):
-        if best.is_trusted:
-            break
-        tell(f"the machine is busy: once more in {PAUSE_S:.0f} s, attempt {attempt + 1} of {ATTEMPTS}")
-        time.sleep(PAUSE_S)
-        best = _measured(device, tell).with_best_of(best)
-    return best
-
-
-def _measured(device: Device, tell: Callable[[str], None]) -> Ceilings:
     started, info, before = time.perf_counter(), device.info(), ProcessorUse.now()
     notes: list[Note] = []
     samples: dict[str, list[float]] = {}
@@ -112,9 +92,7 @@ def _measured(device: Device, tell: Callable[[str], None]) -> Ceilings:
         shapes={form: "×".join(map(str, shape)) for form, shape in shapes.items()},
         copy_bytes_per_s=work["copy"] / min(samples["copy"]),
         launch_s=launch_s,
-        usual={figure: amount / statistics.median(samples[figure]) for figure, amount in work.items()}
-        | {"launch": launch_s},
-        doubts=tuple(_doubts(device, use["others_cpu_s"] / wall_s, use["busiest"], samples)),
+        doubts=tuple(_doubts(device, use["others_cpu_s"] / wall_s, use["busiest"])),
         cache_bytes=device.cache_bytes(),
         measured_at=time.time(),
         seconds=time.perf_counter() - started,
@@ -122,9 +100,7 @@ def _measured(device: Device, tell: Callable[[str], None]) -> Ceilings:
     )
 
 
-def _doubts(
-    device: Device, others_cores: float, busiest: tuple[str, ...], samples: dict[str, list[float]]
-) -> Iterator[Note]:
+def _doubts(device: Device, others_cores: float, busiest: tuple[str, ...]) -> Iterator[Note]:
     """Yields why the figures may be less than the device can do."""
     foreign = device.look(0.0, neighbours=True).foreign
     if foreign:
@@ -132,11 +108,6 @@ def _doubts(
     if not device.is_accelerator and others_cores > BUSY_CORES:
         named = f" ({'; '.join(busiest)})" if busiest else ""
         yield note("shared-cpu", f"other processes kept {others_cores:.1f} cores busy{named}", about="device")
-    for figure, bursts in samples.items():
-        repeats = sum(burst <= min(bursts) * (1 + REPEATED) for burst in bursts) - 1
-        if figure != "launch" and repeats < FEWEST_REPEATS:
-            text = f"{figure}: only {repeats} of {BURSTS} bursts came within {REPEATED:.0%} of the best"
-            yield note("not-repeated", text, about=figure)
 
 
 def _formats(device: Device) -> Iterator[str]:

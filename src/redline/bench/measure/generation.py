@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from redline.bench.count.counter import Tf32, WorkCounter
-from redline.bench.count.operators import Known, Placed
+from redline.bench.count.counter import Kinds, WorkCounter
+from redline.bench.count.operators import Known, moved_bytes
 from redline.bench.device.base import Device
 from redline.bench.measure.blocks import OVERRUN, plan_steps, watched
 from redline.bench.measure.ceilings import COPY_BYTES, copy_of, time_bursts
@@ -68,33 +67,17 @@ def generation_info(step: GenerateStep, device: Device, *, watch: bool = True) -
     )
 
 
-class WeightReads(WorkCounter):
-    """Counts the parts of a model's weights that its operators read: of many experts only those that a token is sent to.
-
-    Tables of which rows are taken do not count.
-    """
-
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        super().__init__(weights, Tf32())
-
-    def moved(
-        self, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Placed, written: int
-    ) -> tuple[list[int], int]:
-        read, written = super().moved(about, args, kwargs, inputs, written)
-        ends = args[2] if len(args) > 2 else kwargs.get("offs")
-        if about.name == "embedding":
-            read = [0] * len(read)
-        elif "grouped_mm" in about.name and isinstance(ends, Tensor):
-            begins = torch.cat([ends.new_zeros(1), ends[:-1]])
-            used = int((ends > begins).sum())
-            read = [
-                size * used // tensor.shape[0] if tensor.ndim == 3 else size
-                for size, tensor in zip(read, inputs.values(), strict=True)
-            ]
-        return read, written
-
-    def bytes(self) -> int:
-        return self.touched.bytes()
+def token_reads(about: Known, inputs: Sequence[Tensor], written: int) -> tuple[list[int], int]:
+    """Returns what `moved_bytes` does, without tables of which rows are taken, and of many experts only those that a token is sent to."""
+    read, written = moved_bytes(about, inputs, written)
+    ends = next((tensor for tensor in inputs if tensor.dtype == torch.int32), None)
+    if about.name == "embedding":
+        read = [0] * len(read)
+    elif "grouped_mm" in about.name and ends is not None:
+        used = int((ends.diff(prepend=ends.new_zeros(1)) > 0).sum())
+        experts = [len(tensor) if tensor.ndim == 3 else used for tensor in inputs]
+        read = [size * used // max(count, 1) for size, count in zip(read, experts, strict=True)]
+    return read, written
 
 
 def _read_bytes(step: GenerateStep) -> float:
@@ -107,9 +90,9 @@ def _read_bytes(step: GenerateStep) -> float:
     with step.context(), torch.compiler.set_stance("force_eager"):
         step.prefill()
         for _ in range(min(decoder.new_tokens - 1, WATCHED_TOKENS)):
-            with WeightReads(decoder.parameters()) as reads:
+            with WorkCounter(decoder.parameters(), Kinds(), token_reads) as counter:
                 step.decode_eagerly()
-            taken.append(reads.bytes())
+            taken.append(counter.touched.bytes())
     return sum(taken) / len(taken)
 
 

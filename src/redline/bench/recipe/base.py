@@ -120,8 +120,6 @@ class RecipeSwitch(ABC):
     """Words that may stand behind the colon."""
     offered: ClassVar[Sequence[str | None]] = (None,)
     """The arguments that a tuner tries; None is the switch without one."""
-    option: ClassVar[str] = ""
-    """The name of the one number that the switch takes as an option, such as `length`."""
     family: ClassVar[str] = ""
     """Switches of one family do the same job in different ways; a tuner takes at most one. Empty: a family of its own."""
     leaves_program: ClassVar[bool] = False
@@ -167,13 +165,8 @@ class RecipeSwitch(ABC):
         self.accept_options(switch.options)
 
     def accept_options(self, options: dict[str, OptionValue]) -> None:
-        if unknown := sorted(options.keys() - {self.option}):
-            raise SpecError(f"switch {self.name} takes {self.option or 'no options'}, got {', '.join(unknown)}")
-        number = options.get(self.option, 1)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= 1e6:
-            raise SpecError(
-                f"switch {self.name}: {self.option} must be a number above 0 and at most 1000000, got {number!r}"
-            )
+        if options:
+            raise SpecError(f"switch {self.name} takes no options, got {', '.join(sorted(options))}")
 
     def refusal(self, device: Device) -> str | None:
         """Returns why this device, with what is installed, cannot do it, or None."""

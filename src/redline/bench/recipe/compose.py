@@ -183,11 +183,10 @@ def switch_choices(model: nn.Module, device: Device, task: Task, facts: Facts | 
 
 
 def _refusal(switch: RecipeSwitch, model: nn.Module, device: Device, facts: Facts | None) -> Note | None:
-    if unavailable := switch.refusal(device):
-        return note("unavailable", unavailable)
-    if irrelevant := switch.irrelevance(model, facts):
-        return note("irrelevant", irrelevant)
-    return note("caution", switch.caution) if switch.caution else None
+    unavailable = switch.refusal(device)
+    irrelevant = None if unavailable else switch.irrelevance(model, facts)
+    reasons = {"unavailable": unavailable, "irrelevant": irrelevant, "caution": switch.caution}
+    return next((note(code, why) for code, why in reasons.items() if why), None)  # type: ignore[arg-type]
 
 
 CANDIDATES: dict[tuple[bool, Task], tuple[str, ...]] = {

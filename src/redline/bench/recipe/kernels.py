@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 MOST_ROWS = 4
@@ -101,14 +102,14 @@ def _rows_product_shape(x, weight, bias):
 class JoinedLayers:
     """Linear layers that read the same tensor, as one product. Their weights stay where the layers look for them."""
 
-    def __init__(self, layers: list[torch.nn.Linear]) -> None:
+    def __init__(self, layers: list[nn.Linear]) -> None:
         self.sizes = [layer.out_features for layer in layers]
         self.weight, self.bias = (
             self.joined([getattr(layer, name) for layer in layers]) for name in ("weight", "bias")
         )
         torch._dynamo.mark_static_address(self.weight)
-        self.given: torch.Tensor | None = None
-        self.parts: list[torch.Tensor] = []
+        self.given: Tensor | None = None
+        self.parts: list[Tensor] = []
         for index, layer in enumerate(layers):
             layer.forward = functools.partial(self.product, layer, index)  # type: ignore[method-assign]
 
@@ -121,7 +122,7 @@ class JoinedLayers:
             part.data = own
         return whole
 
-    def product(self, layer: torch.nn.Linear, index: int, x: torch.Tensor) -> torch.Tensor:
+    def product(self, layer: nn.Linear, index: int, x: Tensor) -> Tensor:
         if x.numel() // x.shape[-1] > MOST_ROWS or (torch.is_grad_enabled() and x.requires_grad):
             return linear(x, layer.weight, layer.bias)
         if self.given is not x or not self.parts:
@@ -135,13 +136,13 @@ class JoinedLayers:
         return part
 
 
-def use_row_products(model: torch.nn.Module, step: Callable[[], Any]) -> list[int]:
+def use_row_products(model: nn.Module, step: Callable[[], Any]) -> list[int]:
     """Have the kernel above do the linear layers that `step` calls with few rows, in place.
 
     The running model tells which layers read the same tensor. Returns how many layers each product computes.
     """
-    calls: list[tuple[torch.nn.Linear, torch.Tensor]] = []
-    layers = [layer for layer in model.modules() if type(layer) is torch.nn.Linear and "forward" not in vars(layer)]
+    calls: list[tuple[nn.Linear, Tensor]] = []
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
     watches = [
         layer.register_forward_pre_hook(lambda layer, inputs: calls.append((layer, inputs[0]))) for layer in layers
     ]
@@ -151,9 +152,9 @@ def use_row_products(model: torch.nn.Module, step: Callable[[], Any]) -> list[in
         watch.remove()
     called = [id(layer) for layer, _ in calls]
     weights = [id(weight) for part in model.modules() for weight in part.parameters(recurse=False)]
-    groups: dict[Any, list[torch.nn.Linear]] = {}
+    groups: dict[Any, list[nn.Linear]] = {}
     for layer, x in calls:
-        plain = type(layer.weight.data) is torch.Tensor and layer.weight.is_contiguous()
+        plain = type(layer.weight.data) is Tensor and layer.weight.is_contiguous()
         if plain and x.dtype == layer.weight.dtype and x.numel() // x.shape[-1] <= MOST_ROWS:
             # What is called twice, or shares its weight, stands alone.
             alone = called.count(id(layer)) > 1 or weights.count(id(layer.weight)) > 1

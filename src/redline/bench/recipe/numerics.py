@@ -220,22 +220,19 @@ class OutputReference(Reference):
         found = [_answer(step, setup.prepared_inputs(*given)) for given in self.inputs]
         if [answer.form for answer in found] != [answer.form for answer in self.outputs]:
             why = note("other-structure", "the outputs have another structure than the reference's")
-            return self._with_second(Numerics(number_format=self.number_format, reason=why))
+            return Numerics(number_format=self.number_format, reason=why)
         if self.outputs[0].is_empty:
             return NOTHING_TO_COMPARE
         for answer, reference, masks in zip(found, self.outputs, self.hidden, strict=True):
             for got, want, mask in zip(answer.numbers, reference.numbers, masks, strict=True):
                 if mask is not None and got.shape == want.shape:
                     got[mask] = want[mask]
-        return self._with_second(self.verdict(difference(found, self.outputs)))
+        return self.verdict(difference(found, self.outputs))
 
     def as_numerics(self) -> Numerics:
         if self.outputs[0].is_empty:
             return NOTHING_TO_COMPARE
-        return self._with_second(self.of_itself(difference(self.outputs, self.outputs), "output is"))
-
-    def _with_second(self, numerics: Numerics) -> Numerics:
-        return msgspec.structs.replace(numerics, second_inputs=self.second and self.second.how)
+        return self.of_itself(difference(self.outputs, self.outputs), "output is")
 
 
 def _hidden_positions(workload: Workload, answer: Answer, again: Callable[[], Answer]) -> list[Tensor | None]:
@@ -480,6 +477,8 @@ def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks
 def numerics_of(reference: AnyReference, step: Timed, setup: Setup) -> Numerics:
     """Returns how far the step under its recipe is from the reference, with a sketch of the reference to compare with other commits."""
     numerics = reference.judge(step, setup) if setup.switches else reference.as_numerics()
+    if isinstance(reference, OutputReference) and reference.second is not None:
+        numerics = msgspec.structs.replace(numerics, second_inputs=reference.second.how)
     return numerics if reference.sketched is None else with_sketch(numerics, reference.sketched)
 
 

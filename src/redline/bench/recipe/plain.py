@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.fx
 import torch.utils.checkpoint
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -26,18 +27,18 @@ SIDES = {"int8": 8, "int8-weights": 8, "fp8": 16, "fp8-weights": 16}
 """Both sides of a weight must be a multiple of this number for the GPU's product in that format."""
 
 
-def is_plain_linear(module: torch.nn.Module, sides: int) -> bool:
+def is_plain_linear(module: nn.Module, sides: int) -> bool:
     """A layer whose weight nobody reads past it (as MultiheadAttention does), with sides of multiples of `sides`."""
-    return type(module) is torch.nn.Linear and all(side % sides == 0 for side in module.weight.shape)
+    return type(module) is nn.Linear and all(side % sides == 0 for side in module.weight.shape)
 
 
-def plain_linears(model: torch.nn.Module, number_format: str) -> list[torch.nn.Linear]:
+def plain_linears(model: nn.Module, number_format: str) -> list[nn.Linear]:
     """Returns the layers that would be quantized."""
-    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return [layer for layer in layers if is_plain_linear(layer, SIDES[number_format])]
 
 
-def repeated_blocks(model: torch.nn.Module) -> list[str]:
+def repeated_blocks(model: nn.Module) -> list[str]:
     """Returns the names of the blocks a network is made of: modules of one class, none inside another, with most of the weights.
 
     Of classes that hold about the same share of the weights, the one with more instances: the layers, not the stages.
@@ -45,7 +46,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[str]:
     whole = max(sum(weight.numel() for weight in model.parameters()), 1)
     names: dict[type, list[str]] = {}
     for name, module in model.named_modules():
-        containers = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+        containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
         if not name or isinstance(module, containers) or not any(True for _ in module.children()):
             continue
         others = names.setdefault(type(module), [])
@@ -61,7 +62,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[str]:
     return names[max(near, key=lambda kind: (len(names[kind]), shares[kind]))] if near else []
 
 
-def compile_blocks(model: torch.nn.Module, **settings: Any) -> list[str]:
+def compile_blocks(model: nn.Module, **settings: Any) -> list[str]:
     """Compile every repeated block by itself, in place: blocks that are alike share one compiled program."""
     names = repeated_blocks(model)
     # Blocks of a class share their code, and beyond this many versions of it torch would run the rest uncompiled.
@@ -80,14 +81,14 @@ def compile_blocks(model: torch.nn.Module, **settings: Any) -> list[str]:
     return names
 
 
-def store_inputs(model: torch.nn.Module) -> None:
+def store_inputs(model: nn.Module) -> None:
     """Have a compiler store what each linear layer reads, in place.
 
     Where a product of one row becomes a reduction, the compiler would compute that row anew for every row of the
     weight: the exponentials of a gated layer cost as much time there as reading the weight.
     """
 
-    def stored(layer: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def stored(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not torch.compiler.is_compiling():
             return None
         # Inductor must have stored what it is asked to see with other strides; the view itself costs nothing.
@@ -95,11 +96,11 @@ def store_inputs(model: torch.nn.Module) -> None:
 
     for module in model.modules():
         # A forward of its own is a kernel of its own, which reads what was stored in any case.
-        if isinstance(module, torch.nn.Linear) and "forward" not in vars(module):
+        if isinstance(module, nn.Linear) and "forward" not in vars(module):
             module.register_forward_pre_hook(stored)
 
 
-def recompute_blocks(model: torch.nn.Module) -> list[str]:
+def recompute_blocks(model: nn.Module) -> list[str]:
     """Let every repeated block keep its inputs only, in place: the backward computes its insides again."""
     names = repeated_blocks(model)
     for name in names:
@@ -124,11 +125,11 @@ class CallForm:
     def __init__(self, args: tuple, kwargs: dict) -> None:
         leaves, self.structure = tree_flatten((args, kwargs))
         self.count, self.names = len(args), list(kwargs)
-        self.indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self.indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         plain = (bool, int, float, str, type(None))
         self.fixed = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, plain)}
 
-    def tensors(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    def tensors(self, args: tuple, kwargs: dict) -> list[Tensor]:
         """Returns the tensors of a call in the order of the example's."""
         if len(args) != self.count or kwargs.keys() != set(self.names):
             raise TypeError(
@@ -143,10 +144,10 @@ class CallForm:
         return [leaves[index] for index in self.indices]
 
 
-class WithAttention(torch.nn.Module):
+class WithAttention(nn.Module):
     """This is the model with every scaled_dot_product_attention in it done by one backend."""
 
-    def __init__(self, model: torch.nn.Module, backend: SDPBackend) -> None:
+    def __init__(self, model: nn.Module, backend: SDPBackend) -> None:
         super().__init__()
         self.model, self.backend = model, backend
 
@@ -158,12 +159,12 @@ class WithAttention(torch.nn.Module):
 class LayerTracer(torch.fx.Tracer):
     """Makes a graph of one call of a model, in which torch's own layers, and layers made from them, are units."""
 
-    def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
-        units = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.conv._ConvNd)
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        units = (nn.modules.batchnorm._BatchNorm, nn.modules.conv._ConvNd)
         return isinstance(module, units) or super().is_leaf_module(module, name)
 
 
-def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
+def foldable_batchnorms(model: nn.Module) -> list[tuple[str, str]]:
     """Returns the names of (convolution, BatchNorm) where the BatchNorm takes what the convolution gives, and nobody else does."""
     before = set(vars(model))
     try:
@@ -184,7 +185,7 @@ def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
         counts = [owners.count(id(module)), calls.count(id(module)), *map(weights.count, own)]
         return not hooks and name not in read and all(count == 1 for count in counts)
 
-    pairs, nn = [], torch.nn
+    pairs = []
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     for node in graph.nodes:
@@ -201,7 +202,7 @@ def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
     return pairs
 
 
-def fold_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
+def fold_batchnorms(model: nn.Module) -> list[tuple[str, str]]:
     """Fold in place: the convolution takes over the scale and the shift, and an Identity stands where the BatchNorm was."""
     pairs = foldable_batchnorms(model)
     for layer_name, norm_name in pairs:
@@ -211,52 +212,38 @@ def fold_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
             layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias, transpose=layer.transposed
         )  # fmt: skip
         parent, _, name = norm_name.rpartition(".")
-        setattr(model.get_submodule(parent), name, torch.nn.Identity())
+        setattr(model.get_submodule(parent), name, nn.Identity())
     return pairs
 
 
 class OnnxModel:
     """Called like the model it was made from, with inputs of the same shapes, on a CPU. Inputs and outputs are not copied."""
 
-    ELEMENT_TYPES = {
-        torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7,
-        torch.bool: 9, torch.float16: 10, torch.float64: 11, torch.bfloat16: 16,
-    }  # fmt: skip
-
-    def __init__(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    def __init__(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.form = CallForm(args, kwargs)
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            # The leaves say what to make room for at each call; those that are no tensors stay as they are.
+            # Leaves of the output that are no tensors stay as they are.
             self.leaves, self.structure = tree_flatten(model(*args, **kwargs))
             program: Any = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False)
             path = os.path.join(folder, "model.onnx")
             program.save(path, external_data=True)  # within one file a model may have 2 GB
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.inputs, self.outputs = self.session.get_inputs(), self.session.get_outputs()
+        self.inputs = [value.name for value in self.session.get_inputs()]
         shapes = [list(tensor.shape) for tensor in self.form.tensors(args, kwargs)]
-        if [value.shape for value in self.inputs] != shapes:
-            names = [value.name for value in self.inputs]
-            raise RuntimeError(f"the exported model takes {names} of other shapes than the {shapes} it was given")
-        if len(self.outputs) != sum(isinstance(leaf, torch.Tensor) for leaf in self.leaves):
-            raise RuntimeError(f"the exported model returns {len(self.outputs)} tensors, and the model does not")
+        if [value.shape for value in self.session.get_inputs()] != shapes:
+            raise RuntimeError(f"the exported model takes {self.inputs} of other shapes than the {shapes} it was given")
+        count = len(self.session.get_outputs())
+        if count != sum(isinstance(leaf, Tensor) for leaf in self.leaves):
+            raise RuntimeError(f"the exported model returns {count} tensors, and the model does not")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [tensor.contiguous() for tensor in self.form.tensors(args, kwargs)]
-        room_for = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
-        leaves = [room_for(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        binding = self.session.io_binding()
-        for bind, values, tensors in (
-            (binding.bind_input, self.inputs, given), (binding.bind_output, self.outputs, made),
-        ):  # fmt: skip
-            for value, tensor in zip(values, tensors, strict=True):
-                kind = self.ELEMENT_TYPES[tensor.dtype]
-                bind(value.name, "cpu", 0, kind, tuple(tensor.shape), tensor.data_ptr())
-        self.session.run_with_iobinding(binding)
+        given = [tensor.numpy() for tensor in self.form.tensors(args, kwargs)]
+        made = iter(self.session.run(None, dict(zip(self.inputs, given, strict=True))))
+        leaves = [torch.from_numpy(next(made)) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.structure)
 
 
@@ -278,43 +265,38 @@ def run_on_graphs(hook: str, work: Any) -> Any:
     return work
 
 
-def patch_product(layer: Any, images: torch.Tensor) -> torch.Tensor:
+def patch_product(layer: nn.Conv2d, images: Tensor) -> Tensor:
     """A convolution whose patches lie side by side, done as one matrix product over the patches."""
-    sizes, weight = layer.kernel_size, layer.weight
-    if images.dim() != len(sizes) + 2:  # one item without a batch
-        return type(layer).forward(layer, images)
-    counts = [side // size for side, size in zip(images.shape[2:], sizes, strict=True)]
-    for axis in range(len(sizes) + 1, 1, -1):
-        count, size = counts[axis - 2], sizes[axis - 2]
-        # A convolution leaves out what fills no patch, too.
-        images = images.narrow(axis, 0, count * size).unflatten(axis, (count, size))
-    across, within = range(2, images.dim(), 2), range(3, images.dim(), 2)
+    (height, width), weight = layer.kernel_size, layer.weight
+    if images.dim() != 4:  # one item without a batch
+        return nn.Conv2d.forward(layer, images)
+    down, across = images.shape[2] // height, images.shape[3] // width
+    # A convolution leaves out what fills no patch, too.
+    images = images[:, :, : down * height, : across * width]
+    patches = images.unflatten(3, (across, width)).unflatten(2, (down, height))
     # In the order in which the weight lies in memory, so that it need not be copied.
     is_channels_last = weight.stride(1) == 1
-    inside = [*within, 1] if is_channels_last else [1, *within]
-    rows = weight.movedim(1, -1) if is_channels_last else weight
-    patches = images.permute(0, *across, *inside).reshape(-1, weight[0].numel())
-    product = torch.nn.functional.linear(patches, rows.reshape(len(weight), -1), layer.bias)
-    output = product.view(len(images), *counts, len(weight)).movedim(-1, 1)
+    patches = patches.permute(0, 2, 4, 3, 5, 1) if is_channels_last else patches.permute(0, 2, 4, 1, 3, 5)
+    rows = (weight.permute(0, 2, 3, 1) if is_channels_last else weight).reshape(len(weight), -1)
+    product = nn.functional.linear(patches.reshape(-1, rows.shape[1]), rows, layer.bias)
+    output = product.view(len(images), down, across, len(weight)).permute(0, 3, 1, 2)
     return output if is_channels_last else output.contiguous()
 
 
-def patch_convolutions(model: torch.nn.Module) -> list[Any]:
+def patch_convolutions(model: nn.Module) -> list[Any]:
     """Returns the convolutions whose patches neither overlap nor leave a gap: each is a product, which libraries do better."""
-    kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-    convolutions: list[Any] = [module for module in model.modules() if type(module) in kinds]
+    convolutions: list[Any] = [module for module in model.modules() if type(module) is nn.Conv2d]
     return [
         layer
         for layer in convolutions
-        if layer.kernel_size == layer.stride
+        if layer.kernel_size == layer.stride != (1, 1)
         and layer.groups == 1
-        and layer.weight[0, 0].numel() > 1
-        and set(layer.dilation) == {1}
-        and layer.padding in ("valid", (0,) * len(layer.kernel_size))
+        and layer.dilation == (1, 1)
+        and layer.padding in ("valid", (0, 0))
     ]
 
 
-def patches_as_products(model: torch.nn.Module) -> int:
+def patches_as_products(model: nn.Module) -> int:
     """Compute each of them as a product, in place, and return how many there are. Weights and their names stay."""
     layers = patch_convolutions(model)
     for layer in layers:
@@ -334,43 +316,35 @@ class FusedActivations:
     """Counts so far; no graph is looked at when the compiled program is found in a cache."""
 
     def change(self, graph: torch.fx.Graph) -> None:
-        functional = torch.nn.functional
+        functional = nn.functional
         uses_gelu = {functional.gelu: True, functional.relu: False, torch.relu: False, torch.relu_: False}
         for node in list(graph.nodes):
             target = getattr(torch, node.target, None) if node.op == "call_method" else node.target
             if node.op not in ("call_function", "call_method") or target not in uses_gelu:
                 continue
-            linear = node.args[0] if node.args else node.kwargs.get("input")
-            if isinstance(linear, torch.fx.Node) and self._is_suited(linear):
-                self._fuse(graph, node, linear, uses_gelu[target])
-                self.changed += 1
+            linear = next(iter(node.all_input_nodes), None)
+            if linear is not None and linear.target is functional.linear and len(linear.users) == 1:
+                self.changed += self.fuse(graph, node, linear, uses_gelu[target])
 
-    @staticmethod
-    def _operands(linear: torch.fx.Node) -> list[Any]:
+    def fuse(self, graph: torch.fx.Graph, node: Any, linear: Any, use_gelu: bool) -> bool:
         given = dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
-        return [given.get(name) for name in ("input", "weight", "bias")]
-
-    def _is_suited(self, linear: torch.fx.Node) -> bool:
-        if linear.op != "call_function" or linear.target is not torch.nn.functional.linear or len(linear.users) != 1:
-            return False
-        nodes = (*self._operands(linear), linear)
-        tensors: list[Any] = [getattr(node, "meta", {}).get("example_value") for node in nodes]
+        operands = [given.get(name) for name in ("input", "weight", "bias")]
+        tensors: list[Any] = [getattr(part, "meta", {}).get("example_value") for part in (*operands, linear)]
         # Autocast casts what goes into a linear layer, and would leave the joint kernel in the format it finds.
-        is_plain = all(isinstance(tensor, torch.Tensor) and tensor.dtype == tensors[0].dtype for tensor in tensors)
-        return is_plain and tensors[0].dim() > 1 and all(type(side) is int for side in tensors[0].shape)
-
-    def _fuse(self, graph: torch.fx.Graph, node: torch.fx.Node, linear: torch.fx.Node, use_gelu: bool) -> None:
-        inputs, weight, bias = self._operands(linear)
-        shape = tuple(linear.meta["example_value"].shape)
+        is_plain = all(isinstance(tensor, Tensor) and tensor.dtype == tensors[0].dtype for tensor in tensors)
+        if not is_plain or tensors[0].dim() < 2 or not all(type(side) is int for side in tensors[0].shape):
+            return False
+        inputs, weight, bias = operands
         with graph.inserting_before(node):
-            rows = graph.call_method("reshape", (inputs, (-1, inputs.meta["example_value"].shape[-1])))
+            rows = graph.call_method("reshape", (inputs, (-1, tensors[0].shape[-1])))
             columns = graph.call_method("t", (weight,))
             product = graph.call_function(torch._addmm_activation, (bias, rows, columns), {"use_gelu": use_gelu})
-            output = graph.call_method("reshape", (product, shape))
+            output = graph.call_method("reshape", (product, tuple(tensors[3].shape)))
         output.meta["example_value"] = node.meta.get("example_value")
         node.replace_all_uses_with(output)
         graph.erase_node(node)
         graph.erase_node(linear)
+        return True
 
 
 def fuse_activations() -> Any:
@@ -398,7 +372,7 @@ class SideStreams:
             self.library.impl(name, work, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{namespace}::{name}", shaped, lib=self.library)
 
-    def begin(self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> torch.Tensor:
+    def begin(self, gradient: Tensor, inputs: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
         """Returns a ticket, which will hold the weight's gradient."""
         ticket: Any = self.ticket(gradient)
         side = self.next_stream(gradient.device)
@@ -410,7 +384,7 @@ class SideStreams:
             ticket.done = side.record_event() if side is not None else None
         return ticket
 
-    def finish(self, begun: list[Any], read: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    def finish(self, begun: list[Any], read: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
         for ticket in begun:
             if ticket.done is not None:
                 torch.cuda.current_stream(ticket.device).wait_event(ticket.done)
@@ -424,11 +398,11 @@ class SideStreams:
         return next(self.turns[device])
 
     @staticmethod
-    def ticket(gradient: torch.Tensor, *_: Any) -> torch.Tensor:
+    def ticket(gradient: Tensor, *_: Any) -> Tensor:
         return gradient.new_empty(1)
 
     @staticmethod
-    def gradients(begun: Any, read: Any, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    def gradients(begun: Any, read: Any, weights: list[Tensor]) -> list[Tensor]:
         return [torch.empty_like(weight) for weight in weights]
 
 
@@ -456,46 +430,42 @@ class OverlappedGradients:
     def change(self, graph: torch.fx.Graph) -> None:
         backward = torch.ops.aten.convolution_backward.default
         every = [node for node in graph.nodes if node.target is backward]
-        nodes = [node for node in every if self._is_suited(node) and not self._is_awaited(node, every)]
-        groups = self._groups_of(nodes)
-        for group, later in zip(groups, [*groups[1:], [list(graph.nodes)[-1]]], strict=True) if groups else ():
-            self._move(graph, group, end=later[-1])
-        if nodes:
+        groups: list[list[Any]] = []
+        held = self.HELD
+        for node in every:
+            if not self._is_suited(node) or self._is_awaited(node, every):
+                continue
+            size = sum(value.meta["val"].numel() * value.meta["val"].element_size() for value in node.args[:2])
+            if held + size > self.HELD:
+                groups, held = [*groups, []], 0
+            groups[-1].append(node)
+            held += size
+            self.changed += 1
+        ends = [*(group[-1] for group in groups[1:]), list(graph.nodes)[-1]]
+        for group, end in zip(groups, ends, strict=False):
+            self._move(graph, group, end)
+        if groups:
             from torch._inductor.pattern_matcher import stable_topological_sort
 
             stable_topological_sort(graph)  # what takes a weight's gradient now stands behind the end of its group
-        self.changed += len(nodes)
 
     @staticmethod
     def _is_suited(node: Any) -> bool:
         """Both gradients are wanted, and the weight's is to lie in memory as the weight does."""
-        weight, wanted = node.args[2].meta["val"], node.args[10]
-        given = node.meta["val"][1]
+        weight, wanted, given = node.args[2].meta["val"], node.args[10], node.meta["val"][1]
         like_weight = torch.empty_like(weight)
         return wanted[0] and wanted[1] and (like_weight.stride(), weight.dtype) == (given.stride(), given.dtype)
 
     @staticmethod
     def _is_awaited(node: Any, others: list[Any]) -> bool:
         """True if another convolution's backward needs the weight's gradient, as where a network makes the weight."""
-        ahead = [user for user in node.users if user.args[1] == 1]
-        seen = set(ahead)
+        seen = {user for user in node.users if user.args[1] == 1}
+        ahead = list(seen)
         while ahead:
-            new = [user for user in ahead.pop().users if user not in seen]
+            new = set(ahead.pop().users) - seen
             ahead += new
-            seen.update(new)
+            seen |= new
         return not seen.isdisjoint(others)
-
-    def _groups_of(self, nodes: list[Any]) -> list[list[Any]]:
-        groups: list[list[Any]] = []
-        held = self.HELD
-        for node in nodes:
-            size = sum(value.meta["val"].numel() * value.meta["val"].element_size() for value in node.args[:2])
-            if held + size > self.HELD:
-                groups.append([])
-                held = 0
-            groups[-1].append(node)
-            held += size
-        return groups
 
     def _move(self, graph: torch.fx.Graph, nodes: list[Any], end: Any) -> None:
         """Begin each weight gradient where it is computed now, and wait for all of them before `end`."""

@@ -5,14 +5,11 @@ The error of strict fp32 on rounded weights and inputs is the floor by which num
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -88,10 +85,8 @@ def rounded_weights(model: nn.Module, number_format: str, *, draw: int = 0) -> I
     """
 
     def round_values(*given: Any) -> Any:
-        """This hook rounds what goes into a layer, or what comes out of it, and keeps the slope of the unrounded values."""
-        return pytree.tree_map_only(
-            Tensor, lambda leaf: leaf + (rounded_tensor(leaf.detach(), number_format) - leaf.detach()), given[-1]
-        )
+        """This hook rounds what goes into a layer, or what comes out of it."""
+        return pytree.tree_map_only(Tensor, lambda leaf: rounded_tensor(leaf, number_format), given[-1])
 
     tensors: Iterable[Tensor] = chain(model.parameters(), model.buffers())
     with ExitStack() as stack:
@@ -117,19 +112,16 @@ def rounded_weights(model: nn.Module, number_format: str, *, draw: int = 0) -> I
 
 @contextmanager
 def unchanged_buffers(model: nn.Module, *besides: Tensor) -> Iterator[None]:
-    """Undoes afterwards what the model writes into its buffers, and `besides` into these tensors, and what it draws from
-    random generators of its own: it then answers as if it had not been asked before.
+    """Undoes afterwards what the model writes into its buffers, and `besides` into these tensors: it then answers as if it had
+    not been asked before.
 
     A buffer that a call replaced is the one it was, because one made in inference mode could not be written to again.
     """
     values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *besides)]
     buffers = [(module._buffers, dict(module._buffers.items())) for module in model.modules()]
-    rewinds = list(_rewinds(model))
     try:
         yield
     finally:
-        for rewind in rewinds:
-            rewind()
         for now, then in buffers:  # those of TorchScript are no dict, and have no update
             for name, buffer in then.items():
                 if name not in now or now[name] is not buffer:
@@ -137,18 +129,6 @@ def unchanged_buffers(model: nn.Module, *besides: Tensor) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in values:
                 tensor.copy_(value)
-
-
-def _rewinds(model: nn.Module) -> Iterator[Callable[[], Any]]:
-    """Yields functions that put the generators among the modules' attributes back to where they are now."""
-    for value in (value for module in model.modules() for value in vars(module).values()):
-        if isinstance(value, torch.Generator | np.random.RandomState):
-            put: Callable[[Any], object] = value.set_state
-            yield partial(put, value.get_state())
-        elif isinstance(value, np.random.Generator):
-            yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-        elif isinstance(value, random.Random):
-            yield partial(value.setstate, value.getstate())
 
 
 @contextmanager

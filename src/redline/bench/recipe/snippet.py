@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,16 +108,19 @@ def code_of(spec: RunSpec) -> RecipeCode:
 
 def _imports(code: RecipeCode) -> str:
     """In the order formatters want: Python's own, then torch's; `import` before `from`."""
-    lines = {"import torch", "from torch.utils._pytree import tree_map_only", *code.imports}
-    own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
-    sections = [sorted(section, key=lambda line: (line.startswith("from"), line)) for section in (own, lines - own)]
-    return "\n\n".join("\n".join(section) for section in sections if section)
+
+    def place(line: str) -> tuple[bool, bool, str]:
+        return line.split()[1].partition(".")[0] not in sys.stdlib_module_names, line.startswith("from"), line
+
+    lines = sorted({"import torch", "from torch.utils._pytree import tree_map_only", *code.imports}, key=place)
+    sections = itertools.groupby(lines, key=lambda line: place(line)[0])
+    return "\n\n".join("\n".join(section) for _, section in sections)
 
 
 def _title(spec: RunSpec) -> str:
     workload = spec.workload
-    # A name may hold anything; in a docstring only these could end it or be read as an escape.
-    model = workload.model.replace("\\", "/").replace('"', "'")
     task = {"infer": "inference", "train": "training", "generate": "generation"}[workload.task]
     batch = f", batch {workload.batch}" if workload.batch else ""
-    return f"{' '.join(model.split())}, {task}{batch}: {spec.recipe}."
+    # A name may hold anything; in a docstring only these could end it or be read as an escape.
+    model = " ".join(workload.model.replace("\\", "/").replace('"', "'").split())
+    return f"{model}, {task}{batch}: {spec.recipe}."

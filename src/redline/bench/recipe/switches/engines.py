@@ -13,7 +13,7 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
@@ -142,7 +142,7 @@ class TorchScript(_Engine):
 
     def program(self, setup: Setup) -> Any:
         leaves = pytree.tree_leaves((setup.args, setup.kwargs))
-        others = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        others = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
         why = f"tensors, and the model takes {others[0]} too" if others else None
         if setup.args and setup.kwargs:
             why = "positional or keyword inputs, not both at once"

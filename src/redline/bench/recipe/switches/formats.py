@@ -1,11 +1,11 @@
 """Number formats: TF32 inside fp32, autocast (AMP), models cast whole, and matrix products quantized by torchao.
 
-Quantization (int8 for inference, fp8 for training too) is neither tried nor recommended unless it is asked for.
+Quantization is neither tried nor recommended unless it is asked for.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from redline.bench.recipe.base import (
     RecipeCode,
     RecipeSwitch,
     leave_fast_path,
-    literal,
     registered,
     write_without_fast_path,
 )
@@ -146,15 +145,20 @@ class _Quantized(RecipeSwitch):
     # The engines take the weights out of the model by ways that quantized ones do not go.
     excludes = frozenset({"int8", "fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
     packages = ("quant", "torchao")
-    config: ClassVar[dict[str | None, str]]
-    """The names of torchao's configs, by argument."""
-    # Left to itself torchao sets switches of the whole process: inductor's, and TF32 for every other product.
-    config_options: ClassVar[dict[str, Any]] = {"set_inductor_config": False}
+    configs: ClassVar[tuple[str, str]]
+    """The names of torchao's configs: for all of a product, and for weights alone."""
+    carries = (is_plain_linear,)
 
     def __init__(self, switch: Switch, task: Task) -> None:
         super().__init__(switch, task)
-        if self.argument == "weight-only":
+        is_for_weights = self.argument == "weight-only"
+        if is_for_weights:
             self.number_format = f"{self.name}-weights"
+        is_chosen = f"lambda module, name: is_plain_linear(module, {SIDES[self.name]})"
+        self.config = name = self.configs[is_for_weights]
+        self.imports = (f"from torchao.quantization import {name}, quantize_",)
+        # Left to itself torchao sets switches of the whole process: inductor's, and TF32 for every other product.
+        self.lines = (f"quantize_(model, {name}(set_inductor_config=False), filter_fn={is_chosen})",)
 
     def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         if facts is not None:
@@ -175,36 +179,17 @@ class _Quantized(RecipeSwitch):
 
     def apply(self, setup: Setup) -> None:
         import torchao
+        from torchao import quantization
 
-        model = setup.workload.model
-        (share, which), name = self._share_of(model), "dynamic scales"
+        model, config = setup.workload.model, getattr(quantization, self.config)(set_inductor_config=False)
+        share, which = self._share_of(model)
 
         def is_chosen(module: nn.Module, _: str) -> bool:
             return is_plain_linear(module, SIDES[self.name])
 
-        if self.task == "train":
-            from torchao.float8 import convert_to_float8_training
-
-            convert_to_float8_training(model, module_filter_fn=is_chosen)
-            which = f"the products of {which}"
-        else:
-            from torchao import quantization
-
-            name = self.config[self.argument]
-            quantization.quantize_(model, getattr(quantization, name)(**self.config_options), filter_fn=is_chosen)
-        setup.notes[self.name] = f"torchao {torchao.__version__}, {name}: {which}, {share:.0%} of the weights"
-
-    def write(self, code: RecipeCode) -> None:
-        code.carry(is_plain_linear)
-        is_chosen = f"lambda module, name: is_plain_linear(module, {SIDES[self.name]})"
-        if self.task == "train":
-            code.bring_in("from torchao.float8 import convert_to_float8_training")
-            code.model_lines.append(f"convert_to_float8_training(model, module_filter_fn={is_chosen})")
-            return
-        name = self.config[self.argument]
-        options = ", ".join(f"{key}={literal(value)}" for key, value in self.config_options.items())
-        code.bring_in(f"from torchao.quantization import {name}, quantize_")
-        code.model_lines += [f"config = {name}({options})", f"quantize_(model, config, filter_fn={is_chosen})"]
+        quantization.quantize_(model, config, filter_fn=is_chosen)
+        said = f"torchao {torchao.__version__}, {self.config}"
+        setup.notes[self.name] = f"{said}: {which}, {share:.0%} of the weights"
 
 
 @registered
@@ -216,9 +201,7 @@ class Int8(_Quantized):
     # Dynamic is torchao's own advice where products take the time, on tensor cores and on CPUs with VNNI. On such a CPU, with one
     # thread, an MLP of width 1024 ran at 2.4× with 197 rows and at 0.2× with one; weight-only at 0.8× and 0.7×, because
     # without a compiler it unpacks weights at every call.
-    config = dict.fromkeys((None, "dynamic"), "Int8DynamicActivationInt8WeightConfig") | {
-        "weight-only": "Int8WeightOnlyConfig"
-    }
+    configs = ("Int8DynamicActivationInt8WeightConfig", "Int8WeightOnlyConfig")
 
 
 @registered
@@ -228,17 +211,7 @@ class Fp8(_Quantized):
     number_format = "fp8"
     arguments = ("weight-only",)
     offered = (None, "weight-only")
-    tasks = ALL_MODELS
-    config: ClassVar[dict[str | None, str]] = {
-        None: "Float8DynamicActivationFloat8WeightConfig",
-        "weight-only": "Float8WeightOnlyConfig",
-    }
-
-    def __init__(self, switch: Switch, task: Task) -> None:
-        super().__init__(switch, task)
-        if task == "train":
-            # Weights stay as they are and every product is rounded, also under autocast: torchao trains bf16 and fp32 models so.
-            self.excludes = frozenset({"int8", "amp", "fp16"})
+    configs = ("Float8DynamicActivationFloat8WeightConfig", "Float8WeightOnlyConfig")
 
     def refused_by(self, device: Device) -> str | None:
         return device.refusal_of(torch.float8_e4m3fn)

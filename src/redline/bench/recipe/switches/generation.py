@@ -6,6 +6,7 @@ import inspect
 from importlib.util import find_spec
 
 import torch
+from torch import nn
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import (
@@ -19,46 +20,38 @@ from redline.bench.recipe.base import (
 )
 from redline.bench.workload.decoder import Decoder
 from redline.bench.workload.step import Setup
-from redline.model.errors import BenchError
+from redline.model.errors import BenchError, SpecError
+from redline.model.spec import OptionValue
 from redline.model.work import Facts
 
 MOST_SEQUENCES = 4
 """Kernels that read a weight for a few rows pay up to here; with more rows, products on tensor cores are as fast."""
-SMALLEST_SHARE = 0.3
-"""With a smaller share of the weights in linear layers, kernels for them leave most of what a token reads as it was."""
-
-
-class _ForDecoders(RecipeSwitch):
-    stage = FLAGS
-    tasks = ("generate",)
-
-    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
-        return self.unsuited_to(model) if isinstance(model, Decoder) else None
-
-    def unsuited_to(self, model: Decoder) -> str | None:
-        """Why it would change nothing about this model, or None."""
-        raise NotImplementedError
+MOST_POSITIONS = 1_000_000
 
 
 @registered
-class StaticCache(_ForDecoders):
+class StaticCache(RecipeSwitch):
     name = "static-cache"
     summary = (
         "keys and values of the whole length in one place, written in place: what compile and graphs need; "
         "static-cache:length=1024 for a longer one"
     )
+    stage = FLAGS
+    tasks = ("generate",)
     family = "cache"
     relieves = "both"
-    option = "length"
+    length: int | None = None
 
-    @property
-    def length(self) -> int | None:
-        length = self.switch.options.get("length")
-        return None if length is None else int(length)
+    def accept_options(self, options: dict[str, OptionValue]) -> None:
+        super().accept_options({name: value for name, value in options.items() if name != "length"})
+        length = options.get("length", 1)
+        if type(length) is not int or not 0 < length <= MOST_POSITIONS:
+            raise SpecError(f"static-cache: length must be from 1 to {MOST_POSITIONS}, got {length!r}")
+        self.length = length if options else None
 
-    def unsuited_to(self, model: Decoder) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         own = "this model makes its own cache; give it make_cache(batch, length) for one made beforehand"
-        return None if model.can_be_static else own
+        return own if isinstance(model, Decoder) and not model.can_be_static else None
 
     def apply(self, setup: Setup) -> None:
         decoder = setup.workload.model
@@ -74,13 +67,14 @@ class StaticCache(_ForDecoders):
 
 
 @registered
-class DecodeKernels(_ForDecoders):
+class DecodeKernels(RecipeSwitch):
     name = "decode-kernels"
     summary = (
         "a Triton kernel for a decode step of up to 4 sequences: linear layers that read the same tensor as one product, "
         "which begins to read before the kernel in front has ended"
     )
     stage = ATTENTION
+    tasks = ("generate",)
     # Each of these computes the same layers in a way of its own.
     excludes = frozenset({"amp", "amp-bf16", "int8", "fp8"})
     needs = (NEEDS_STATIC_CACHE,)
@@ -89,14 +83,9 @@ class DecodeKernels(_ForDecoders):
     def refused_by(self, device: Device) -> str | None:
         return None if find_spec("triton") else "its kernel needs Triton"
 
-    def unsuited_to(self, model: Decoder) -> str | None:
-        if model.prompt.shape[0] > MOST_SEQUENCES:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
+        if isinstance(model, Decoder) and model.prompt.shape[0] > MOST_SEQUENCES:
             return f"its products are for up to {MOST_SEQUENCES} sequences; for more, tensor cores are as fast"
-        linear = {module.weight for module in model.modules() if type(module) is torch.nn.Linear}
-        whole = sum(weight.numel() for weight in model.parameters())
-        share = sum(weight.numel() for weight in linear) / max(whole, 1)
-        if share < SMALLEST_SHARE:
-            return f"it reads linear layers, and those hold {share:.0%} of the weights"
         return None
 
     def apply(self, setup: Setup) -> None:

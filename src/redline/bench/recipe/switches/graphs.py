@@ -6,11 +6,13 @@ replay, inside the timing, as whoever deploys it must; and what it returns is ov
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
@@ -37,7 +39,7 @@ from redline.model.record import Capabilities
 from redline.model.spec import OptimizerName, Switch, Task
 from redline.model.work import Facts
 
-PADDED = torch.nn.TransformerEncoder
+PADDED = nn.TransformerEncoder
 """Only its fast path stands in the way: with a mask it reads lengths on the host, which cannot be recorded."""
 WARMUPS = 3
 """Steps before recording, in which libraries pick their algorithms, the compiler compiles and the optimizer makes its state."""
@@ -49,7 +51,7 @@ class Recording:
     def __init__(self, setup: Setup, work: Callable[[], Any]) -> None:
         self._setup = setup
         given = setup.args, setup.kwargs
-        setup.args, setup.kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, given)
+        setup.args, setup.kwargs = pytree.tree_map_only(Tensor, torch.clone, given)
         self._form = CallForm(setup.args, setup.kwargs)
         self._inputs = self._form.tensors(setup.args, setup.kwargs)
         try:
@@ -77,40 +79,39 @@ class Recording:
         return step
 
 
-class GraphedInference(InferenceStep):
-    """A forward that is recorded at the first call."""
+class Recorded(ABC):
+    """A step that is recorded at the first call, and replayed from then on."""
 
+    _setup: Setup
     _recording: Recording | None = None
 
     def __call__(self, mark: Mark = no_mark) -> Any:
-        if self._recording is None:
-            self._recording = Recording(self._setup, super().__call__)
-        return self._recording.step(mark)()
+        return self.record().step(mark)()
 
     def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
         return partial(self, mark) if self._recording is None else self._recording.step(mark)
 
+    def record(self) -> Recording:
+        self._recording = self._recording or Recording(self._setup, super().__call__)  # type: ignore[misc]
+        return self._recording
 
-class GraphedTraining(TrainingStep):
+
+class GraphedInference(Recorded, InferenceStep):
+    """A forward as one graph."""
+
+
+class GraphedTraining(Recorded, TrainingStep):
     """Forward, loss, backward and optimizer are one graph, which is recorded at the first call. Its phases cannot be told apart."""
 
     phases: ClassVar[tuple[str, ...]] = ("step",)
-    _recording: Recording | None = None
 
     def __init__(self, setup: Setup, optimizer: OptimizerName) -> None:
         if optimizer in COUNTS_STEPS:
             setup.optimizer_options["capturable"] = True
         super().__init__(setup, optimizer)
 
-    def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
-        loss: torch.Tensor = self.record().step(mark)()
-        return loss
-
-    def plain(self, mark: Mark = no_mark) -> Callable[[], Any]:
-        return partial(self, mark) if self._recording is None else self._recording.step(mark)
-
-    def over(self, inputs: Callable[[], Inputs], mark: Mark = no_mark) -> Callable[[], torch.Tensor]:
-        def step() -> torch.Tensor:
+    def over(self, inputs: Callable[[], Inputs], mark: Mark = no_mark) -> Callable[[], Tensor]:
+        def step() -> Tensor:
             self._setup.args, self._setup.kwargs = inputs()
             return self(mark)
 
@@ -121,7 +122,7 @@ class GraphedTraining(TrainingStep):
         if self._recording is not None:
             return self._recording
         with unchanged_afterwards(self._setup.workload.model):
-            recording = self._recording = Recording(self._setup, super().__call__)
+            recording = super().record()
         # In place, for the graph holds these very tensors. Zero is where momentum, moments and step counts begin.
         with torch.no_grad():
             for tensor in _tensors(list(self._optimizer.state.values())):
@@ -151,8 +152,8 @@ class GraphedTraining(TrainingStep):
         self._recording = None
 
 
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor))
+def _tensors(state: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
 
 
 @registered
@@ -182,7 +183,7 @@ class Graphs(RecipeSwitch):
             return f"a step that waits for other ranks is not recorded; {between}"
         return device.graph_refusal()
 
-    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         if facts is None:
             return None
         if facts.synchronises or (facts.synchronises is None and facts.reads):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -85,7 +85,7 @@ class ChannelsLast(_ForConvolutions):
         setup.change_inputs(_channels_last)
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+def _channels_last(tensor: Tensor) -> Tensor:
     layout = FORMAT_BY_RANK.get(tensor.dim())
     return tensor.contiguous(memory_format=layout) if layout else tensor
 
@@ -187,15 +187,8 @@ class FusedLinear(RecipeSwitch):
         return f"activations behind linear layers take {facts.activated.share:.2%} of the forward's time"
 
     def apply(self, setup: Setup) -> None:
-        fused = fuse_activations()
         missing = "no ReLU or GELU right behind a linear layer with a bias in one number format"
-        must_change(setup, self.name, fused, missing)
-
-        def tell() -> None:
-            if fused.changed:
-                setup.notes[self.name] = f"{fused.changed} linear layers compute the activation behind them"
-
-        setup.after_first_call.append(tell)
+        must_change(setup, self.name, fuse_activations(), missing)
 
 
 @registered

@@ -5,7 +5,7 @@ Those that spare memory make no step faster. They pay where a larger batch does.
 
 from __future__ import annotations
 
-import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
@@ -51,7 +51,7 @@ class Checkpointing(RecipeSwitch):
     carries = (recompute_blocks,)
     lines = ("recompute_blocks(model)",)
 
-    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         return None if repeated_blocks(model) else "no block of the model repeats, so there is nothing to recompute by"
 
     def apply(self, setup: Setup) -> None:
@@ -79,7 +79,7 @@ class KeepMemory(RecipeSwitch):
     def refused_by(self, device: Device) -> str | None:
         return device.keeping_refusal()
 
-    def unsuited(self, model: torch.nn.Module, facts: Facts | None) -> str | None:
+    def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         if facts is None or facts.page_faults is None or facts.page_faults >= FEW_PAGE_FAULTS:
             return None
         return f"the kernel gives a step hardly any new memory ({facts.page_faults:.0f} page faults)"
