@@ -88,7 +88,7 @@ def archive_problems(
         medians += [(now.latency_s.p50, then["latency_s"]["p50"])] if now.latency_s and then["latency_s"] else []
         problems += [f"{path}: {now.record_id}: {found} now, {was} then" for found, was in medians if found != was]
     for search in chosen.tunes:
-        told = msgspec.to_builtins(search)
+        told = msgspec.to_builtins(search, enc_hook=lambda row: {"throughput_per_s": row.throughput_per_s})
         for then in searches.get(search.tune.name, ()):
             if set(then["record_ids"]) == set(told["record_ids"]):
                 problems += [f"{path}: {search.tune.name}: {each}" for each in lost(then, told, rel=1e-12)]

@@ -12,6 +12,7 @@ from reported import ceilings_of, race_records
 from redline.analyze.measurement import Measurement, measurements
 from redline.analyze.pairs import pair_of
 from redline.model.note import note
+from redline.model.work import Facts
 from redline.search.tune.record import Trial, TuneRecord, TuneSpec
 from redline.search.tune.standings import Standings
 from redline.search.tune.summary import Ranked, SwitchGain, TuneSummary
@@ -118,3 +119,19 @@ def test_who_did_not_race_is_set_against_those_who_did() -> None:
             apart = math.exp(standings.trials["fp16+compile"].log_s - estimate.log_s)
             assert standings.of(name).ratio == pytest.approx(pair.ratio * apart)
             assert standings.of(name).may_be_off > 1
+
+
+def test_an_interval_begins_at_the_work_of_the_device_where_the_host_varies() -> None:
+    """A step of the baseline never takes less than that, however quick the host is in a process."""
+    by_recipe = {str(record.spec.recipe): record for record in RECORDS}
+    raced = tuple(by_recipe[name].id for name in ("baseline", "fp16+compile"))
+    trials = tuple(Trial(recipe=name, record_id=record.id) for name, record in by_recipe.items())
+    tune = TuneRecord(name="mine", tune=TuneSpec(spec=RECORDS[0].spec), trials=trials, finals=(raced, raced))
+    by_id = {record.id: record for record in RECORDS}
+    plain = Standings(tune, by_id).of("fp16+compile")
+    own_s = math.exp(Standings(tune, by_id).trials["fp16+compile"].log_s)
+    for work, low in ((0.5, plain.low), (1.0, pytest.approx(0.98 * plain.ratio, rel=0.01)), (2.0, plain.ratio)):
+        facts = Facts(host_s=own_s, device_s=work * plain.ratio * own_s)
+        standing = Standings(msgspec.structs.replace(tune, facts=facts), by_id).of("fp16+compile")
+        assert standing.low == low
+        assert (standing.ratio, standing.high) == (plain.ratio, plain.high)

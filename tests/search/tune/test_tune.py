@@ -130,7 +130,7 @@ class TestFindings:
     def test_is_a_function_of_what_is_stored(self, tune: Tune, history: History) -> None:
         result = tune(name="study")
         again = kept_tune("study", workspace=Workspace(history=history))
-        assert again.summary == result.summary
+        assert str(again) == str(result)
         assert decode_tune(encode_tune(result.tune)) == result.tune
         with pytest.raises(UsageError, match=r"no tune .nosuch.*study"):
             kept_tune("nosuch", workspace=Workspace(history=history))

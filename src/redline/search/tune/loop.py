@@ -66,7 +66,8 @@ def explore(search: Search) -> None:
     is_known_to_run = search.tune.facts is not None and search.asked.check is None and not search.asked.seeds
     with Trials(search) as trials:
         for switches, why in _firsts(search, beliefs):
-            if trials.is_open and switches in search.seen and why != "asked for":
+            is_needless = search.lessons.rules_out(switches) or (trials.is_open and switches in search.seen)
+            if is_needless and why != "asked for":
                 continue
             trials.start(Candidate(switches), why)
             if switches == BASELINE and is_known_to_run:
@@ -251,6 +252,6 @@ def _keep_untried(search: Search, too_dear: list[Candidate]) -> None:
         race_s, recipe = costs.race_s(first.switches), search.space.text(first.switches)
         needed_s = search.elapsed_s + first.cost_s + race_s
         enough_s = 30 * math.ceil(max(needed_s, search.budget_s + 1) / 30)
-        takes = f"{recipe} may bring {first.gain:.0%}, takes about {first.cost_s:.0f} s, and the final comparison {race_s:.0f} s"
+        takes = f"{recipe} may be {math.exp(first.gain):.2g}× as fast, takes about {first.cost_s:.0f} s, and the final comparison {race_s:.0f} s"
         left = f"{max(search.left_s, 0.0):.0f} s are left; --budget {enough_s}s would hold it"
         search.tell(note("untried", f"no time to try all recipes that may be faster: {takes}; {left}"), is_short=True)

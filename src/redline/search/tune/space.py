@@ -68,22 +68,20 @@ ON_GPU: dict[str, Expectation] = {
     "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
     # Without a compiler the scales are kernels of their own, which cost more than the shorter products save.
     "fp8": Expectation(-0.1, 0.4, 0.4, 0.3),
+    # Generation reads all weights for every token, which differs from a forward of many items.
+    "generate static-cache": Expectation(0.03, 0.1, 0.0, 0.2),
+    "generate compile": Expectation(-0.45, 0.25, -0.3, 0.5),
+    "generate compile:reduce-overhead": Expectation(-0.45, 0.25, -2.0, 0.8),
+    # Products of one row become reductions that are tuned for reading weights, which libraries are not.
+    "generate compile:coordinate-descent": Expectation(-0.8, 0.35, -0.3, 0.5),
+    "generate compile:pdl": Expectation(-0.85, 0.35, -0.3, 0.5),
+    # Eager norms and activations keep it from much; with a compiler for these it is about as fast as memory.
+    "generate decode-kernels": Expectation(-0.5, 0.35, 0.0, 0.3),
     # Unknown switches, such as plug-ins, by what they say they relieve.
     "relieves host": Expectation(-0.03, 0.1, -2.0, 1.0),
     "relieves both": Expectation(-0.15, 0.3, -0.3, 0.6),
     "relieves device": Expectation(-0.1, 0.3),
 }
-DECODING_ON_GPU: dict[str, Expectation] = {
-    "static-cache": Expectation(0.03, 0.1, 0.0, 0.2),
-    "compile": Expectation(-0.45, 0.25, -0.3, 0.5),
-    "compile:reduce-overhead": Expectation(-0.45, 0.25, -2.0, 0.8),
-    # Products of one row become reductions that are tuned for reading weights, which libraries are not.
-    "compile:coordinate-descent": Expectation(-0.8, 0.35, -0.3, 0.5),
-    "compile:pdl": Expectation(-0.85, 0.35, -0.3, 0.5),
-    # Eager norms and activations keep it from much; with a compiler for these it is about as fast as memory.
-    "decode-kernels": Expectation(-0.5, 0.35, 0.0, 0.3),
-}
-"""Expectations for generation, which reads all weights for every token, where they differ from those of a forward of many items."""
 ON_CPU: dict[str, Expectation] = {
     "static-cache": Expectation(0.05, 0.15),
     # Few CPUs have arithmetic for them; where they do not, they are many times slower.
@@ -106,9 +104,9 @@ IN_COMMON = {"precision": 0.4, "compiler": 0.2, "other": 0.1, "precision on a CP
 def expectation(choice: SwitchChoice, *, on_cpu: bool, task: Task = "infer") -> Expectation:
     if choice.expected_time is not None:  # autocast casts weights and activations again in every step: a tenth more
         return Expectation(math.log(choice.expected_time) + 0.1 * choice.switch.startswith("amp"), 0.3)
-    table = ON_CPU if on_cpu else ON_GPU | (DECODING_ON_GPU if task == "generate" else {})
-    name = choice.switch.partition(":")[0]
-    return table.get(choice.switch) or table.get(name) or ON_GPU[f"relieves {choice.relieves}"]
+    name, table = choice.switch.partition(":")[0], ON_CPU if on_cpu else ON_GPU
+    known = (table.get(key) for key in (f"{task} {choice.switch}", choice.switch, f"{task} {name}", name))
+    return next(filter(None, known), ON_GPU[f"relieves {choice.relieves}"])
 
 
 def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
