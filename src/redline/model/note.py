@@ -190,6 +190,23 @@ Code = Literal[
     "padding",
     "prompt",
 ]
+RETIRED: tuple[Code, ...] = (
+    "note",
+    "counted-one-draw",
+    "stays-in-eval",
+    "random-in-eval",
+    "mixes-samples",
+    "no-validation",
+    "repeated-samples",
+    "no-checkpoint",
+    "timed-before",
+    "batch-not-searched",
+    "batch-not-raced",
+    "other-winner",
+    "earlier",
+    "earlier-unlike",
+)
+"""Records of earlier versions hold these, and must still load; nothing writes them any more."""
 
 
 class Note(Frozen, eq=False, rename={"_text": "text"}):
