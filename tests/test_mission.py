@@ -693,7 +693,7 @@ def test_row_25_doctor_says_what_is_wrong_and_how_to_mend_it() -> None:
     found = told("doctor")
     facts = {row["item"]: row for row in found["tables"]["facts"]}
     assert torch.__version__ in facts["torch"]["seen"]
-    assert {"Python", "torch", "history", "disk"} <= set(facts)
+    assert {"Python", "torch", "history"} <= set(facts)
     assert all(row["fix"] for row in facts.values() if row["state"] == "broken")
 
 

@@ -178,19 +178,14 @@ def test_a_lock_file_that_may_not_be_opened_is_one_line(folder: Path, users: lis
     assert other.end() == 0
 
 
-def test_a_planted_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "letter"])
+def test_what_stands_in_the_folders_place_is_told_and_left_alone(folder: Path, tmp_path: Path, kind: str) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
-    folder.symlink_to(victim)
-    assert f"{folder} is no folder for locks (" in own_folder(folder)[1]
-    assert stat.S_IMODE(victim.stat().st_mode) == 0o700
-    assert list(victim.iterdir()) == []
-
-
-def test_anything_else_in_the_folders_place_is_told(folder: Path) -> None:
-    folder.write_text("a letter")
-    assert "is no folder for locks (Not a directory); locking in" in own_folder(folder)[1]
-    assert folder.read_text() == "a letter"
+    folder.symlink_to(victim) if kind == "link" else folder.write_text("a letter")
+    assert f"{folder} is no folder for locks (Not a directory); locking in " in own_folder(folder)[1]
+    assert (stat.S_IMODE(victim.stat().st_mode), list(victim.iterdir())) == (0o700, [])
+    assert kind == "link" or folder.read_text() == "a letter"
 
 
 def test_a_folder_of_ours_with_another_mode_is_mended(folder: Path) -> None:
