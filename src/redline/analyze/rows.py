@@ -6,7 +6,7 @@ puts several side by side with the conditions in which they differ; what all of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,7 +36,7 @@ from redline.model.metrics import (
 )
 from redline.model.note import Note, note
 
-FIGURES: tuple[tuple[Figure, str], ...] = (
+FIGURES: tuple[tuple[Figure, str | Callable[[Measurement], float | None]], ...] = (
     (THROUGHPUT, "throughput_per_s throughput_interval.low throughput_interval.high"),
     (Figure(name="half_width", unit="share", header="±", better="lower", doc="Of the throughput's interval."), "throughput_interval.half_width"),
     (RATIO, "vs_first.ratio vs_first.low vs_first.high"),
@@ -80,8 +80,8 @@ FIGURES: tuple[tuple[Figure, str], ...] = (
     *((Figure(name=f"{name}_time", unit="s", header=header, doc="Before the first step.", better="lower"), f"cold_start_s.{name}_s") for name, header in (("import", "import"), ("start", "worker"), ("build", "build"), ("first_call", "first call"))),
     (COMPILE, "cold_start_s.compile_s"),
 )  # fmt: skip
-"""Every figure of a measurement, with where its value (and both ends of its interval) is found; of several places, joined by `|`, the first
-that has it. The first are those that a reader looks for first."""
+"""Every figure of a measurement, with where its value (and both ends of its interval) is found: of several places, joined by `|`, the first
+that has it; or a function that computes it from the measurement and its record. The first are those that a reader looks for first."""
 
 IDENTITY = ("run", "model", "task", "recipe", "batch", "device")
 """Facts that every row has. `batch` and `recipe` are what was measured, as it was resolved."""
@@ -117,8 +117,8 @@ def metric_of(row: Measurement, name: str) -> Metric | None:
     return next((made for figure, places in FIGURES if figure.name == name and (made := _metric(row, figure, places))), None)  # fmt: skip
 
 
-def _metric(row: Measurement, figure: Figure, places: str) -> Metric | None:
-    value, *ends = (found_at(row, part) for part in places.split(" "))
+def _metric(row: Measurement, figure: Figure, places: str | Callable[[Measurement], float | None]) -> Metric | None:
+    value, *ends = (found_at(row, part) for part in places.split(" ")) if isinstance(places, str) else [places(row)]
     if value is None:
         return None
     low, high = ends or (None, None)

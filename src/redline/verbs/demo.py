@@ -17,7 +17,7 @@ SHORT = {"max_seconds": 3.0, "warmup_max_seconds": 2.0}
 """On two processors with cold caches compiling takes about 20 s: with this much for each recipe the answer comes within 45 s."""
 
 
-@verb(takes=("device",), examples=("redline demo", "redline demo --device cpu"))
+@verb(takes=("device",), examples=("redline demo", "redline demo --device cpu"), also=("save",))
 def demo(*, device: str = "auto", workspace: Workspace | None = None) -> Result:
     """Measure a well-known model with good defaults for this machine.
 

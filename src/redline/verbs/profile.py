@@ -81,7 +81,7 @@ class ProfileResult(Result):
         "redline profile rank0.json.gz rank1.json.gz --html page.html",
         "redline profile resnet50 --task train --memory -r baseline -r amp-bf16",
     ),
-    also=("plot", "html", "report"),
+    also=("plot", "html", "save", "report"),
 )
 def profile(
     what: What = (),

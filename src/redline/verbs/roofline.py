@@ -58,7 +58,7 @@ OF_GENERATION = "a generation has its roofline in 'redline run --task generate':
         "redline roofline resnet50 --batch 32 --ops",
     ),
     tasks=("infer", "train", "step"),
-    also=("plot",),
+    also=("plot", "save"),
 )
 def roofline(
     model: ModelName = None,

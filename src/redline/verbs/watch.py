@@ -151,6 +151,15 @@ def watch_(
     summary: Annotated[
         Any, setting("Write the summary as a JSON document.", group=OUTPUT, kind=Path, shape="FILE")
     ] = None,
+    save: Annotated[
+        Any,
+        setting(
+            "Write the record to a file for 'report' and 'history import'.",
+            group=OUTPUT,
+            kind=Path,
+            shape="FILE.redline",
+        ),
+    ] = None,
     log: Annotated[
         str | None,
         setting("Also write the figures to this tracker.", group=OUTPUT, shape="[wandb|mlflow|tensorboard]"),
@@ -166,6 +175,8 @@ def watch_(
         check_file(summary)
     if log is not None:
         check_tracker(log)
+    if save is not None:
+        check_file(save)
     if alert_drop is not None and alert is None:
         raise UsageError("--alert-drop says when --alert is due: give --alert as well")
     if alert is not None and not alert.strip():
@@ -180,6 +191,9 @@ def watch_(
 
     with use(None) as workspace:
         record = run_script(command, workspace, profiles=profile, name=name, on_rates=on_rates)
+        if save is not None and record.key is not None:
+            with save.open("wb") as file:
+                workspace.history.export_archive(file, [record.id])
     result = result_of(record)
     if not quiet:
         make_console(stderr=True).print(terminal(result, verbose=verbose))
