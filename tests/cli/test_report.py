@@ -108,7 +108,7 @@ class TestReport:
         for words in (["report", rows], ["compare", rows, rows], ["history", "import", rows]):
             result = redline(*map(str, words))
             assert result.exit_code == 2
-            assert "'redline history export --format archive -o FILE' writes records" in result.stderr
+            assert "--save FILE.redline writes the records" in result.stderr
             assert len(result.stderr.strip().splitlines()) == 1
 
     @pytest.mark.parametrize("name", ["backup.redline", "backup.redline.gz", "records.json.gz"])
