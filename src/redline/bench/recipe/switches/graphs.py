@@ -7,7 +7,7 @@ replay, inside the timing, as whoever deploys it must; and what it returns is ov
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -32,7 +32,15 @@ from redline.bench.recipe.plain import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.ranks import world_size
-from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
+from redline.bench.workload.step import (
+    COUNTS_STEPS,
+    INITIAL_GRADIENT_SCALE,
+    InferenceStep,
+    Mark,
+    Setup,
+    TrainingStep,
+    no_mark,
+)
 from redline.model.errors import BenchError
 from redline.model.protocol import SwitchNeed
 from redline.model.record import Capabilities
@@ -125,35 +133,20 @@ class GraphedTraining(Recorded, TrainingStep):
             recording = super().record()
         # In place, for the graph holds these very tensors. Zero is where momentum, moments and step counts begin.
         with torch.no_grad():
-            for tensor in _tensors(list(self._optimizer.state.values())):
-                tensor.zero_()
-        self._set_scale(getattr(self._scaler, "_init_scale", None), 0)
-        return recording
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Write into the tensors that the graph holds, which therefore must be there already."""
-        self.record()
-        live = self._optimizer.state_dict()
-        with torch.no_grad():
-            for own, kept in zip(_tensors(live["state"]), _tensors(state["optimizer"]["state"]), strict=True):
-                own.copy_(kept)
-        self._set_scale(state["scaler"].get("scale"), state["scaler"].get("_growth_tracker"))
-
-    def _set_scale(self, scale: Any, growth: Any) -> None:
+            for leaf in pytree.tree_leaves(list(self._optimizer.state.values())):
+                if isinstance(leaf, Tensor):
+                    leaf.zero_()
         if self._scaler.is_enabled():
             assert self._scaler._scale is not None
             assert self._scaler._growth_tracker is not None
-            self._scaler._scale.fill_(scale)
-            self._scaler._growth_tracker.fill_(growth)
+            self._scaler._scale.fill_(INITIAL_GRADIENT_SCALE)
+            self._scaler._growth_tracker.zero_()
+        return recording
 
     def recover(self) -> None:
         """A replay that broke leaves the graph unusable; the next call records it again."""
         super().recover()
         self._recording = None
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
 
 
 @registered
