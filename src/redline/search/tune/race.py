@@ -34,6 +34,9 @@ def race(search: Search) -> None:
     if standings.met and leader is not None and not standings.times_met(search.space.text(leader)):
         # An earlier session raced without it, and a recipe cannot win a race it was not in.
         search.keep(finals=(), ablations=())
+    if not standings.met and len(search.seen) == len(search.tune.trials) == 2:
+        first, only = search.tune.trials  # nothing was chosen by this trial, so that it counts as a replicate
+        search.keep(finals=((first.record_id, only.record_id),) if only.anchor_id == first.record_id else ())
     begun = len(search.tune.lessons)
     while len(search.tune.lessons) == begun:  # else others may be tried before those behind it have their turn
         racers, count = _planned(search, finalists(search))

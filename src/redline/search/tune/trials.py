@@ -173,7 +173,7 @@ class Trials:
             broken = [each for each in self.flights if search.lessons.rules_out(each.switches)]
             self._give_up(broken, "it holds what was ruled out")
         leader, baseline = search.leader(), search.baseline()
-        if leader is not None and baseline is not None:
+        if leader and baseline is not None:
             search.observer.leads(search.space.text(leader), math.exp(baseline.log_s - search.seen[leader].log_s))
         wanted = {leader, *(each.switches for each in self.flights)}
         for pending in [each for each in search.held if search.recipe_of(each.record) not in wanted]:
