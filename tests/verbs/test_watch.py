@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import redline
 from redline.model.errors import RedlineError
-from redline.model.record import Rates
-from redline.verbs.watch import Alarm, script_name
+from redline.model.record import Rates, RunRecord, Watched
+from redline.model.spec import RunSpec, WorkloadSpec
+from redline.verbs.watch import Alarm, result_of, script_name
 from redline.verbs.workspace import Workspace
 
 
@@ -161,6 +162,17 @@ def test_kept_gradients_and_a_needless_scaler_are_named(workspace: Workspace, is
     codes = set(summary(watch)["findings"])
     named = {"zero-grad-fills", "needless-grad-scaler"}
     assert codes & named == (named if is_faulty else set())
+
+
+def test_what_the_rate_leaves_out_is_said_with_the_rate_of_the_whole_run_beside_it() -> None:
+    watched = Watched(
+        steps=300, steps_per_s=271.0, whole_steps_per_s=58.7, first_steps=2, run_s={"forward": 1.1, "first steps": 4.0}
+    )
+    spec = RunSpec(workload=WorkloadSpec(model="watch:train.py", task="train"))
+    text = str(result_of(RunRecord(id="a", spec=spec, watched=watched)))
+    assert "271 steps/s; 58.7 steps/s over the whole run" in text
+    assert "the first 2 steps are left out of the rate: 4.00 s" in text
+    assert "copy" not in text  # nothing was copied to a GPU
 
 
 @pytest.mark.slow
