@@ -51,12 +51,6 @@ def test_the_interval_covers_the_truth() -> None:
     assert sum(change.low <= 1 / 1.05 <= change.high for change in found) >= 0.85 * RUNS
 
 
-def test_a_step_is_told_beside_outliers_that_become_more() -> None:
-    """Draws in which several in a row had looked like a slope."""
-    for seed in (12, 16, 20, 45, 46):
-        assert any(abs(change.index - 30) <= 3 for change in draw("outliers 2 → 15 %", seed, 0.05).changes)
-
-
 def stepped(values: NDArray[np.float64], *steps: tuple[int, float]) -> NDArray[np.float64]:
     for at, size in steps:
         values[at:] += size

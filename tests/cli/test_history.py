@@ -11,11 +11,8 @@ import msgspec
 import pytest
 from invoking import document, invoke, refused
 from reported import race_records
-from rich.console import Console
 
-import redline
 from redline.model.record import Block, Environment, RunRecord, TraceRef
-from redline.show.result import terminal
 from redline.store import History
 
 DAY_S = 86400.0
@@ -103,16 +100,6 @@ def test_filters_choose_records(kept: list[RunRecord], words: list[str], points:
 
 def test_a_tag_has_no_colon(kept: list[RunRecord]) -> None:
     refused(invoke("history tag", kept[3].id, "a:b"), "a tag has no colon")
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_trends_fit_the_terminal_and_keep_their_line(kept: list[RunRecord], width: int) -> None:
-    text = io.StringIO()
-    found = redline.history()
-    Console(file=text, width=width, highlight=False).print(terminal(found))
-    lines = text.getvalue().splitlines()
-    assert all(len(line) <= width for line in lines)
-    assert str(found.rows[0]["trend"]) in text.getvalue()
 
 
 @pytest.mark.parametrize(

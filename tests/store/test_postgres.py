@@ -15,9 +15,7 @@ import pytest
 import store_writer
 from postgres_server import Server
 from sqlalchemy import Connection, update
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.schema import CreateIndex, CreateTable
 from store_writer import make_block, make_record
 
 import redline
@@ -27,17 +25,6 @@ from redline.store import History, schema
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.verbs.workspace import Workspace
-
-
-def test_the_tables_are_made_of_what_postgresql_knows() -> None:
-    dialect = postgresql.dialect()
-    tables = "\n".join(str(CreateTable(table).compile(dialect=dialect)) for table in schema.metadata.sorted_tables)
-    assert 'id TEXT COLLATE "C" NOT NULL' in tables
-    assert "head BYTEA NOT NULL" in tables
-    assert "created_at DOUBLE PRECISION NOT NULL" in tables
-    assert '"' not in tables.replace('"C"', "")  # no name that must be quoted
-    indexes = [index for table in schema.metadata.sorted_tables for index in table.indexes]
-    assert all(str(CreateIndex(index).compile(dialect=dialect)) for index in indexes)
 
 
 @pytest.fixture

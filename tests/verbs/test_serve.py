@@ -220,37 +220,17 @@ def test_viewers_share_one_look_and_hear_of_what_changed(own_history: Path, monk
         looks += 1
         return LiveState(stored=looks // 3)
 
-    async def watch() -> tuple[list[bytes], int]:
-        site = serve.Live(Workspace(), serve.Shared())
-        streams = [site.events() for _ in range(20)]
+    async def watch() -> list[bytes]:
+        shared = serve.Shared()
+        streams = [serve.live(Workspace(), shared) for _ in range(20)]
         first = await asyncio.gather(*(anext(stream) for stream in streams))
-        assert (looks, site.viewers) == (1, 20)
-        later = await anext(streams[0])
-        for stream in streams:
-            await stream.aclose()
-        return [*first, later], site.viewers
+        assert looks == 1
+        return [*first, await anext(streams[0])]
 
     monkeypatch.setattr(serve, "look", look)
-    got, left = asyncio.run(watch())
+    got = asyncio.run(watch())
     stored = [json.loads(event.removeprefix(b"data: "))["stored"] for event in got]
-    assert (stored, left) == ([0] * 20 + [1], 0), "what stays as it was is not sent again"
-
-
-def test_a_history_that_cannot_be_read_is_a_line_until_it_can(
-    own_history: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "FRESH_S", 0.0)
-    own_history.write_text("no database" * 100)
-
-    async def watch() -> list[bytes]:
-        stream = serve.Live(Workspace(), serve.Shared()).events()
-        said = [await anext(stream)]
-        own_history.unlink()
-        return [*said, await anext(stream)]
-
-    away, back = (json.loads(event.removeprefix(b"data: ")) for event in asyncio.run(watch()))
-    assert "file is not a database" in away["problem"]
-    assert (back["problem"], back["stored"]) == (None, 0)
+    assert stored == [0] * 20 + [1], "what stays as it was is not sent again"
 
 
 def test_a_crowd_that_asks_for_one_page_costs_one(monkeypatch: pytest.MonkeyPatch) -> None:

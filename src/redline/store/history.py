@@ -335,15 +335,13 @@ class History:
 
     def series(self) -> list[SeriesSeen]:
         """Returns what there are trends of, the latest measured first."""
-        latest = func.max(points.c.created_at)
-        asked = select(series, func.count(), latest).join(points, points.c.series_key == series.c.series_key)
+        asked = select(series).join(points, points.c.series_key == series.c.series_key).group_by(series.c.series_key)
         with self._database.reading() as connection:
-            seen = connection.execute(asked.group_by(series.c.series_key).order_by(latest.desc())).all()
+            seen = connection.execute(asked.order_by(func.max(points.c.created_at).desc())).all()
         found = []
-        for key, body, number, moment in seen:
+        for key, body in seen:
             with suppress(TypeError, ValueError):  # damaged
-                known = msgspec.json.decode(body, type=Series)
-                found.append(SeriesSeen(key=key, series=known, number=number, latest=moment))
+                found.append(SeriesSeen(key=key, series=msgspec.json.decode(body, type=Series)))
         return found
 
     def points(self, key: str) -> list[Point]:

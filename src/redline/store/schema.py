@@ -172,8 +172,6 @@ class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     series: Series
-    number: int
-    latest: float
 
 
 # The tables

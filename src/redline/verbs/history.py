@@ -284,16 +284,10 @@ def show(
         words = condition_words(conditions_of(known), row.device).values() if known is not None else ()
         facts: dict[str, Fact] = {
             "record": row.id[:SHORT_ID],
-            "model": row.model,
-            "recipe": row.recipe,
-            "batch": row.batch,
-            "task": row.task,
-            "status": row.status,
+            **{name: getattr(row, name) for name in ("model", "recipe", "batch", "task", "status", "created_at")},
             "when": day(row),
             "conditions": ", ".join(words),
             "device": row.device_name or row.device,
-            "trust": made.facts.get("trust"),
-            "created_at": row.created_at,
         }
         rows.append(Row(facts={**made.facts, **facts}, metrics=made.metrics, record_id=row.id))
     none = f"nothing measured yet in {location}; start with 'redline demo'"

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 COOKIE = "redline"
-MOST_VIEWERS = 200
+MOST_VIEWERS = 300
+"""Connections at the same time; more are answered with 503, so that a crowd costs no more memory than this."""
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
 SHOWN_POINTS = 200
@@ -207,33 +208,24 @@ class Shared:
         return found
 
 
-class Live:
-    """Tells viewers what is being measured. A slow one is sent the latest and nothing that it has missed."""
+async def live(workspace: Workspace, shared: Shared) -> AsyncIterator[bytes]:
+    """Tells a viewer what is being measured. A slow one is sent the latest and nothing that it has missed."""
 
-    def __init__(self, workspace: Workspace, shared: Shared) -> None:
-        self._workspace, self._shared = workspace, shared
-        self.viewers = 0
-
-    async def events(self) -> AsyncIterator[bytes]:
-        sent, sent_at = b"", 0.0
-        self.viewers += 1
+    def made() -> bytes:
         try:
-            while True:
-                event = await self._shared.get("live", self._look)
-                if event != sent or time.monotonic() - sent_at > SIGN_OF_LIFE_S:
-                    yield event if event != sent else b": still here\n\n"
-                    sent, sent_at = event, time.monotonic()
-                await asyncio.sleep(FRESH_S)
-        finally:
-            self.viewers -= 1
-
-    def _look(self) -> bytes:
-        try:
-            with self._workspace.reader() as opened, opened.reading() as kept:
+            with workspace.reader() as opened, opened.reading() as kept:
                 state = look(kept)
         except RedlineError as error:  # the history is away for a moment: the next look may find it
             state = LiveState(problem=" ".join(str(error).split()))
         return b"data: " + msgspec.json.encode(state) + b"\n\n"
+
+    sent, sent_at = b"", 0.0
+    while True:
+        event = await shared.get("live", made)
+        if event != sent or time.monotonic() - sent_at > SIGN_OF_LIFE_S:
+            yield event if event != sent else b": still here\n\n"
+            sent, sent_at = event, time.monotonic()
+        await asyncio.sleep(FRESH_S)
 
 
 def make_app(workspace: Workspace, names: Sequence[str] = (), token: str | None = None) -> Any:
@@ -271,7 +263,6 @@ def make_app(workspace: Workspace, names: Sequence[str] = (), token: str | None 
         return PlainTextResponse(f"{text}\n", status, HEADERS)
 
     shared = Shared()
-    live = Live(workspace, shared)
 
     def showing(make: Make) -> Callable[[Request], Any]:
         def made(words: Words) -> Response:
@@ -299,10 +290,8 @@ def make_app(workspace: Workspace, names: Sequence[str] = (), token: str | None 
         return entered
 
     async def events(request: Request) -> Response:
-        if live.viewers >= MOST_VIEWERS:
-            return plain(503, "too many viewers")
         # A response without a body must not wait for events.
-        stream = live.events() if request.method == "GET" else iter(())
+        stream = live(workspace, shared) if request.method == "GET" else iter(())
         return StreamingResponse(stream, 200, HEADERS, "text/event-stream")
 
     hosts = [name.lower().strip("[]") for name in ("localhost", "127.0.0.1", "::1", *names)]
@@ -360,7 +349,7 @@ def serve(
         make_app(workspace or Workspace(), (host, *names), secret),
         access_log=False,
         log_level="warning",
-        limit_concurrency=MOST_VIEWERS + 100,
+        limit_concurrency=MOST_VIEWERS,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=LONGEST_HEADERS,
         server_header=False,
