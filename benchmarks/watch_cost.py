@@ -13,7 +13,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from statistics import median
 
 import torch
@@ -22,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from redline.analyze.statistics import median_interval
 from redline.bench.watch.hooks import Watch, install
-from redline.bench.watch.spool import ZERO_GRAD
 
 STEP_S = 5e-3
 STEPS = 100
@@ -71,8 +69,7 @@ def calls_of(watch: Watch, is_watched: bool) -> list[tuple[Callable[..., object]
 
     def backward(*_: object) -> None: ...
 
-    zero_grad = partial(watch._timed, ZERO_GRAD, is_always=False)
-    hooks = (watch._next_batch, zero_grad, watch._forward, watch._backward)
+    hooks = (watch._next_batch, watch._zero_grad, watch._forward, watch._backward)
     plain = (nothing, nothing, nothing, backward)
     around = [hook(call) for hook, call in zip(hooks, plain, strict=True)] if is_watched else list(plain)
     around += [watch._before_optimizer, watch._after_optimizer] if is_watched else [nothing, nothing]
