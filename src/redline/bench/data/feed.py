@@ -91,7 +91,9 @@ class UserArrival:
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Returns the same structure with `change` in place of its leaves of this kind. A lone leaf costs no walk."""
-    return change(value) if isinstance(value, kind) else pytree.tree_map_only(kind, change, value)
+    if isinstance(value, Tensor | np.ndarray):
+        return change(value) if isinstance(value, kind) else value
+    return pytree.tree_map_only(kind, change, value)
 
 
 @dataclass(frozen=True)

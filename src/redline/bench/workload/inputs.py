@@ -38,14 +38,15 @@ T = TypeVar("T")
 
 def own_objects(value: Any) -> Any:
     """Returns the same leaves in containers and objects of their own, with small tensors inside objects copied too."""
+    if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value):
+        return value  # as it is, because steps ask for it
     inside = {id(tensor): tensor for _, tensor in tensors_within(value)}
     shared = {id(tensor): tensor for _, tensor in named_tensors(value)}
     shared |= {key: tensor for key, tensor in inside.items() if not is_plain(tensor) or tensor.numel() > SMALL}
-    with torch.no_grad():
-        try:
-            return copy.deepcopy(value, dict(shared))
-        except Exception:  # it may refuse to be copied in any way
-            return value
+    try:
+        return copy.deepcopy(value, dict(shared))
+    except Exception:  # it may refuse to be copied in any way
+        return value
 
 
 def keeps_state(value: Any) -> bool:

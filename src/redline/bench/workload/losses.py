@@ -134,7 +134,8 @@ class TrainingLoss:
             if self._draws:
                 drawn = self._drawn_for(given, output)
                 return lambda output: given(output, drawn)
-            dtype = _half_format(output)
+            if (dtype := _half_format(output)) is None:
+                return lambda output: given(output, self.targets)
             return lambda output: given(output, self._targets_in(dtype))
         if (own := self._own(output)) is not None:
             self.name, take = own
@@ -237,10 +238,8 @@ class TrainingLoss:
         self._part = rows, size
         self.select(rows, size)
 
-    def _targets_in(self, dtype: torch.dtype | None) -> Any:
+    def _targets_in(self, dtype: torch.dtype) -> Any:
         """Returns the targets in the output's number format. They are cast once, so that a compiled or captured step only reads them."""
-        if dtype is None:
-            return self.targets
         if self._cast[0] is not self.targets:
 
             def cast(_: str, tensor: Tensor) -> Tensor:
