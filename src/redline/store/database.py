@@ -178,10 +178,11 @@ class Database:
         """Returns rows as they are stored. What is not of its kind, in a foreign history, is left out and named in the log."""
         rows = []
         with self.reading() as connection:
-            found = connection.execute(statement).mappings().all()
-        for columns in found:
+            result = connection.execute(statement)
+            names, found = list(map(str, result.keys())), result.all()
+        for values in found:
             try:
-                rows.append(msgspec.convert({str(name): value for name, value in columns.items()}, kind))
+                rows.append(msgspec.convert(dict(zip(names, values, strict=True)), kind))
             except msgspec.ValidationError as error:
                 self.refuse_damage(error)
                 logging.getLogger(__name__).warning("left out a damaged %s: %s", kind.__name__, error)
