@@ -219,3 +219,9 @@ class TestCollectives:
         maker.kernel(REDUCE, 0, 100 * US, launched=-5 * US, **args)
         (row,) = profiled(maker).collectives
         assert row.bus_bytes_per_s == pytest.approx(factor * 2000 / 100e-6)
+
+    def test_collectives_without_any_launch_are_counted(self) -> None:
+        maker = TraceMaker()
+        maker.kernel(REDUCE, 0, 100 * US)
+        found = profiled(maker)
+        assert (found.collectives[0].calls, found.gradient_reductions) == (1, None)

@@ -251,7 +251,8 @@ def gradient_reductions(view: HostView, calls: Calls) -> int | None:
     updates = max(int(matching(trace, marks, _UPDATE).sum()) for marks in (trace.annotations, trace.operators))
     reduces = np.array([kind_of(one.name) in ("allreduce", "reducescatter") for one in calls.kinds], np.bool_)
     call = links.call[calls.rows[reduces]]
-    call = call[(call >= 0) & (trace.calls.thread[call] != view.main_thread)]
+    call = call[call >= 0]
+    call = call[trace.calls.thread[call] != view.main_thread]
     if not updates or not len(call):
         return None
     # A backward pass reduces in one go; between two passes the main thread launches a forward, and the number of its

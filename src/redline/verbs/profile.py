@@ -432,7 +432,7 @@ def _seconds(struct: msgspec.Struct) -> list[tuple[str, float]]:
 
 OFTEN_READ = frozenset(
     ("step: mean", "step: spread", "step without the profiler", "launch: calls", "launch: mean call", "launch: median kernel",
-     "launch: kernels of 10 µs or less", "host: ratio", "generation: ttft", "generation: p50")
+     "launch: kernels of 10 µs or less", "host over device", "generation: ttft", "generation: p50")
 )  # fmt: skip
 
 
@@ -456,6 +456,7 @@ def _figures(profile: Profile) -> Iterator[Row]:
             value = msgspec.structs.replace(
                 value, figure=msgspec.structs.replace(value.figure, name="value", header="value")
             )
+            name = "host over device" if name == "host: ratio" else name
             yield Row(facts={"of": name}, metrics=(value,), is_detail=name not in OFTEN_READ)
 
 
