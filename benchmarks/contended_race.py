@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
 import redline
-from redline.analyze.pairs import Pair
+from redline.model.metrics import Metric, Row
 from redline.verbs.workspace import Workspace
 
 LOADS: dict[str, list[tuple[float, bool]]] = {
@@ -54,7 +54,7 @@ def beside(load: list[tuple[float, bool]]) -> Iterator[None]:
             burner.join()
 
 
-def raced(asked: argparse.Namespace) -> Pair:
+def raced(asked: argparse.Namespace) -> Row:
     with TemporaryDirectory() as folder, Workspace(history=f"{folder}/history.sqlite") as workspace:
         result = redline.run(
             asked.model,
@@ -63,13 +63,20 @@ def raced(asked: argparse.Namespace) -> Pair:
             decide=True,
             workspace=workspace,
         )
-    (pair,) = result.pairs
+    (pair,) = result.table("pairs").rows
     return pair
 
 
-def told(pair: Pair) -> str:
-    interval = f"{pair.low:.2f} to {pair.high:.2f}" if pair.low is not None and pair.high is not None else "none"
-    return f"{pair.ratio:.2f}  interval {interval:16} {pair.verdict:12} {pair.replicates} replicates"
+def ratio_of(pair: Row) -> Metric:
+    ratio = pair.metric("ratio")
+    assert ratio is not None
+    return ratio
+
+
+def told(pair: Row) -> str:
+    ratio = ratio_of(pair)
+    interval = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.low is not None and ratio.high is not None else "none"
+    return f"{ratio.value:.2f}  interval {interval:16} {pair['verdict']:12} {pair['replicates']} replicates"
 
 
 def main() -> int:
@@ -82,8 +89,9 @@ def main() -> int:
     for name, load in LOADS.items():
         with beside(load):
             pair = raced(asked)
-        truth = truth or pair
-        holds = (pair.low or 0.0) <= truth.ratio <= (pair.high or float("inf"))
+        ratio = ratio_of(pair)
+        truth = truth or ratio.value or 1.0
+        holds = (ratio.low or 0.0) <= truth <= (ratio.high or float("inf"))
         missed += not holds
         print(f"{name:18} {told(pair)}{'' if holds else '  MISSES THE QUIET RATIO'}", flush=True)
     if busy > 0.5:
