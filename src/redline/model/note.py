@@ -74,7 +74,7 @@ Code = Literal[
     "modules-dissolved",
     "modules-not-marked",
     "format-not-measured",
-    "not-repeated",
+    "not-repeated",  # in ceilings of older versions
     "busy-ceilings",
     # why two sets of records compare as they do
     "differs",
