@@ -191,6 +191,7 @@ Code = Literal[
     "prompt",
 ]
 RETIRED: tuple[Code, ...] = (
+    "not-repeated",
     "note",
     "counted-one-draw",
     "stays-in-eval",
