@@ -198,8 +198,8 @@ def serve_metrics(address: str) -> Callable[[Sequence[Look]], None]:
     except ImportError:
         raise MissingExtra("--openmetrics", "prometheus_client", "prometheus") from None
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise UsageError(f"--openmetrics needs a port, such as :9400 or 0.0.0.0:9400, got {address!r}")
+    if not port.isdecimal() or len(port) > 5:
+        raise UsageError(f"--openmetrics needs a port, such as :9400 or 0.0.0.0:9400, got {address[:80]!r}")
     registry = CollectorRegistry()
     gauges = {name: Gauge(f"redline_{name}", figure.doc or figure.header, ["device", "name"], registry=registry) for name, figure in FIGURES.items()}  # fmt: skip
     try:
