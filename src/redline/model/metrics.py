@@ -193,6 +193,10 @@ class Row(Frozen):
     """It is shown with -v, in documents and on pages only."""
     record_id: str = ""
 
+    def __post_init__(self) -> None:
+        """A fact and a figure of one name would hide each other in every table."""
+        assert not self.facts.keys() & {metric.name for metric in self.metrics}, sorted(self.facts)
+
     def __getitem__(self, name: str) -> Metric | Fact:
         """Returns a figure or a fact by its name."""
         for metric in self.metrics:
