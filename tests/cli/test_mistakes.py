@@ -82,7 +82,7 @@ MISTAKES = {
     "run --decide nosuch -r baseline -r fp16": "unknown model 'nosuch'",
     "run --decide resnet50 -r baseline -r fp16 --replicates 0": "replicates must be 1 or more",
     "tune nosuch": "unknown model 'nosuch'",
-    "tune resnet50 --batch some": "batch must be a number or 'auto'",
+    "tune resnet50 --batch some": "Invalid value for '--batch'",
     "tune resnet50 --budget soon": "budget: expected a time such as 20ms, 3s or 10m",
     "tune resnet50 --objective beauty": "objective must be one of",
     "tune resnet50 --tolerance loose": "2x",

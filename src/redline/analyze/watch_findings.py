@@ -79,6 +79,11 @@ class RunFacts:
         return device
 
     @property
+    def autocast(self) -> str | None:
+        """The number format of autocast; None without it."""
+        return self.usage.get("autocast")
+
+    @property
     def on_gpu(self) -> bool:
         return self.device.get("kind") in ("cuda", "rocm")
 
@@ -94,7 +99,7 @@ class RunFacts:
     def computes_in_fp32(self) -> bool:
         """Weights in fp32 and no autocast: what matrix products then run in is up to the TF32 flags."""
         dtypes = {name for model in self.process.get("models", []) for name in model.get("dtypes", {})}
-        return self.usage.get("autocast") is None and dtypes == {"float32"}
+        return self.autocast is None and dtypes == {"float32"}
 
     @property
     def loader(self) -> Mapping[str, Any] | None:
@@ -116,7 +121,7 @@ def findings(facts: RunFacts) -> tuple[Finding, ...]:
 
 def remarks(facts: RunFacts) -> Iterator[Finding]:
     """Yields what is about the result and not about time. Its gain is 1."""
-    if facts.usage.get("autocast") == "torch.float16" and not facts.usage.get("scales"):
+    if facts.autocast == "torch.float16" and not facts.usage.get("scales"):
         yield Finding(
             code="no-grad-scaler",
             evidence="fp16 without GradScaler: small gradients become zero",
@@ -193,7 +198,7 @@ def _kept_gradients(facts: RunFacts) -> Removed:
 
 def _scaler(facts: RunFacts) -> Removed:
     """The scaler looks at all gradients, for which the host waits, and its calls lie between the steps."""
-    if not facts.usage.get("scales") or facts.usage.get("autocast") == "torch.float16":
+    if not facts.usage.get("scales") or facts.autocast == "torch.float16":
         return None
     around = ("optimizer", "other")
     return facts.without(max(facts.seconds(*around), facts.seconds(*around, of_host=True)))
