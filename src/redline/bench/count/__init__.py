@@ -1,4 +1,4 @@
-"""FLOPs and bytes, per operator and per module, without running the model.
+"""This room counts FLOPs and bytes, per operator and per module, without running the model where that is possible.
 
-Called by `prepare.py` for every measured step, and by `session.py` for `redline flops`.
+`prepare.py` calls it for every measured step, and `session.py` for `redline flops`.
 """

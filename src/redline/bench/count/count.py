@@ -1,4 +1,4 @@
-"""Counting the work of one step: without memory if the model allows it, and per module where that is asked for."""
+"""This counts the work of one step: without memory if the model allows it, and per module where that is asked for."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from redline.model.spec import OptimizerName, RunSpec
 from redline.model.work import PRODUCTS, ModuleWork, OperatorWork, Uncounted, WorkCount
 
 STATE_COPIES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
-"""The number of tensors as large as the weights that an optimizer keeps: momentum; first and second moment."""
+"""An optimizer keeps this many tensors as large as the weights: SGD its momentum, Adam and AdamW a first and a second moment."""
 OPTIMIZER_FLOPS: dict[OptimizerName, int] = {"sgd": 4, "adam": 12, "adamw": 14}
-"""FLOPs per weight."""
+"""One update takes about this many FLOPs per weight, by the additions, products and roots of its formula."""
 
 
 CHANGES = note(
@@ -56,22 +56,22 @@ class Task:
     model: nn.Module
     inputs: Inputs
     loss: TrainingLoss | None = None
-    """None: the forward pass alone."""
+    """The loss that backward starts from. If it is None, the forward pass alone is counted."""
     differentiates: bool = False
-    """The forward pass needs autograd itself."""
+    """True if the forward pass itself needs autograd."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: OptimizerName | None = None
     is_whole_step: bool = False
-    """The model is a step of the user's own: backward and update happen inside it."""
+    """True if the model is a step of the user's own: backward and update happen inside it."""
     tf32: Kinds = frozenset()
-    """Kinds of products that use the shorter format."""
+    """These kinds of products use TF32, the shorter format, for fp32 numbers."""
 
 
-# Counts are asked for by `redline flops` and for every prepared step
+# `redline flops` and every prepared step ask for counts.
 
 
 def answer_count(spec: RunSpec) -> CountAnswer:
-    """Count a workload that is built for it, without memory if its code allows that."""
+    """Builds a workload and counts it, without memory if its code allows that."""
     if spec.workload.task == "step":
         # A function may do anything, so nothing of it is made without memory: it is counted in one real call.
         setup = set_up(spec, open_device(spec.device))
@@ -86,16 +86,16 @@ def answer_count(spec: RunSpec) -> CountAnswer:
             return _counted(spec, build_workload(spec.workload, spec.seed, without_memory()))
         except UsageError:
             raise
-        except Exception:  # what is really wrong shows in the real build
+        except Exception:  # if something is really wrong, the real build shows it
             continue
     workload = build_workload(spec.workload, spec.seed)
     if not has_no_values(workload.model):
-        give_signal(workload, spec.seed)  # as in a run: where data decides, the work follows from the weights
+        give_signal(workload, spec.seed)  # a run does so too: where data decides, the work follows from the weights
     return _counted(spec, workload)
 
 
 def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
-    """Count under the recipe's casts and layout; flags belong to a device that is not here, and compiling changes no count."""
+    """Counts under the recipe's casts and layout. Flags belong to a device that is not here, and compiling changes no count."""
     settle_batch(workload, spec.workload, ask=False)
     setup, switches = plain_setup(workload, CpuDevice()), switches_of(spec.recipe, workload.task)
     for switch in switches:
@@ -108,19 +108,22 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
     except RuntimeError:
         if task.loss is not None:
             raise
-        work = count_work(replace(task, differentiates=True))  # what is really wrong shows again
+        work = count_work(replace(task, differentiates=True))  # if something else is wrong, it is raised again
     if task.loss is None:
         work = _with_backward(work, replace(task, inputs=(setup.args, setup.kwargs), loss=workload.loss))
     return CountAnswer(work=work, workload=workload.info())
 
 
 def _with_backward(work: WorkCount, task: Task) -> WorkCount:
-    """Returns the work of the forward pass as inference runs it, and beside it that of the backward pass."""
+    """Returns the work of the forward pass as inference runs it, with that of the backward pass beside it.
+
+    If the backward pass cannot be counted, a note says why.
+    """
     try:
         both = count_work(task)
     except Exception as error:
         if getattr(error, "func", None) is not None and has_no_values(task.model):
-            raise  # an operator of the loss wants values: the real build has them
+            raise  # an operator of the loss wants values, and the real build has them
         why = note("backward-not-counted", f"backward not counted: {because(error)}")
         return msgspec.structs.replace(work, notes=(*work.notes, why))
     rows = {module.path: module for module in both.modules}
@@ -137,7 +140,7 @@ def _with_backward(work: WorkCount, task: Task) -> WorkCount:
 
 
 def counted_work(setup: Setup, optimizer: OptimizerName) -> WorkCount | None:
-    """Returns the work of a step, or None with a note: nothing that goes wrong here may cost the measurement."""
+    """Returns the work of a step, or None with a note, because nothing that goes wrong here may cost the measurement."""
     notes = setup.workload.notes
     if setup.is_sharded:
         notes.append(note("work-not-counted", "work not counted: the weights are spread over the ranks"))
@@ -152,6 +155,8 @@ def counted_work(setup: Setup, optimizer: OptimizerName) -> WorkCount | None:
 
 
 def count_step(setup: Setup, optimizer: OptimizerName) -> WorkCount:
+    """Returns the work of one step of a setup as it will be timed."""
+
     def bare(_: str, tensor: Tensor) -> Tensor:
         # The last step may have written something into its inputs that has a gradient, whose graph is gone.
         return tensor if tensor.grad_fn is None else tensor.detach()
@@ -164,7 +169,7 @@ def count_step(setup: Setup, optimizer: OptimizerName) -> WorkCount:
 def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Kinds) -> Task:
     workload, trains = setup.workload, setup.task == "train"
     own = workload.info().optimizer.partition(" ")[0].lower()
-    # The optimizer that a module brings is counted if it is one of these.
+    # The optimizer that a module brings is counted only if it is one of those whose FLOPs are known.
     known = optimizer if not own else next((name for name in get_args(OptimizerName) if name == own), None)
     return Task(
         model=shown_model(workload),
@@ -178,7 +183,7 @@ def _task_of(setup: Setup, optimizer: OptimizerName, tf32: Kinds) -> Task:
 
 
 def shown_model(workload: Workload) -> nn.Module:
-    """Returns the model; for a function of the user's, one with the modules in sight that it reaches."""
+    """Returns the model. For a function of the user's, it returns one in which the modules that the function reaches are in sight."""
     return workload.model.with_modules() if isinstance(workload.model, StepModule) else workload.model
 
 
@@ -188,6 +193,7 @@ def has_no_values(model: nn.Module) -> bool:
 
 
 def refuse_no_values(model: nn.Module) -> None:
+    """Raises a `BenchError` if the model has weights without values, because such a model cannot be timed."""
     if has_no_values(model):
         mend = "build it on a real device, or give it memory by to_empty() and initialise it"
         where = f"{name_of(model)} has weights on the meta device, without values"
@@ -198,7 +204,7 @@ def refuse_no_values(model: nn.Module) -> None:
 
 
 def count_work(task: Task) -> WorkCount:
-    """Raises whatever the model raises in a real step, if a step without memory was not possible."""
+    """Returns the work of a task. If a step without memory is not possible, a real one is counted, and raises what the model raises."""
     started = time.perf_counter()
     with plainly():
         if task.is_whole_step:
@@ -217,8 +223,8 @@ def count_work(task: Task) -> WorkCount:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Run models as they were written: without the encoder's fast path, whose operators cannot be counted one by one, and
-    without a compiled part that a model brings."""
+    """Within this context models run as they were written: without the encoder's fast path, whose operators cannot be counted
+    one by one, and without a compiled part that a model brings."""
     eagerly: AbstractContextManager[Any] = nullcontext()
     if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and loading the compiler takes seconds
         eagerly = torch.compiler.set_stance("force_eager")
@@ -236,7 +242,7 @@ def because(error: Exception) -> str:
 
 
 def _without_memory(task: Task) -> WorkCount:
-    """Counts a copy of the model, to which happens whatever the module does to itself while it runs."""
+    """Counts a copy of the model, so that whatever the module does to itself while it runs happens to the copy."""
     given = (task.inputs, task.loss.targets if isinstance(task.loss, TrainingLoss) else None)
     held = [*_tensors_of(task.model), *(tensor for _, tensor in named_tensors(given))]
     for tensor in held:
@@ -245,13 +251,15 @@ def _without_memory(task: Task) -> WorkCount:
         if tensor.is_nested:
             raise BenchError("unsupported", "how long the rows of a ragged tensor are is lost in a copy without memory")
     fake = next((tensor for tensor in held if isinstance(tensor, FakeTensor)), None)
-    # The mode that a model was built under, else a new one. Tensors that hide in places unknown may enter as they are.
+    # A model that was built under a fake mode keeps it; others get a new one. Tensors in unknown places may enter as they are.
     mode = fake.fake_mode if fake is not None else FakeTensorMode(allow_non_fake_inputs=True)
     model, memo = task.model, dict[int, Any]()
     for tensor in held:  # one tensor may be given twice, and is read once
         memo.setdefault(id(tensor), _fake(tensor, mode))
     inputs, targets = map_tensors(given, lambda _, tensor: memo[id(tensor)])
-    if not any(isinstance(tensor, FakeTensor) for tensor in _tensors_of(model)):  # else it was built for counting alone
+    if not any(
+        isinstance(tensor, FakeTensor) for tensor in _tensors_of(model)
+    ):  # otherwise it was built for counting alone
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
             raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
         # Tensors that the copy shares with the original must live as long as the memo does.
@@ -269,7 +277,7 @@ def _without_memory(task: Task) -> WorkCount:
 
 
 def _tensors_of(model: nn.Module) -> list[Tensor]:
-    """Returns parameters, buffers, and attributes that are neither: weights that a norm recomputes, masks, tables."""
+    """Returns a model's parameters and buffers, and the tensors that are neither: weights that a norm recomputes, masks, tables."""
     attributes = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return [*model.parameters(), *model.buffers(), *attributes]
 
@@ -279,7 +287,7 @@ def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
         return tensor
     if not tensor.is_meta:
         return mode.from_tensor(tensor, static_shapes=True)
-    # As if on the CPU: some operators take another way on the meta device than on any that exists.
+    # The copy says that it is on the CPU, because some operators take a way on the meta device that they take on no real one.
     with mode:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     if isinstance(tensor, nn.Parameter):
@@ -288,7 +296,7 @@ def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def _for_real(task: Task, why: str) -> WorkCount:
-    """Counts one real step, and says why."""
+    """Counts one real step, and records why a real one was needed. Gradients that the parameters had are put back."""
     count = _count if task.is_whole_step else _count_settled
     gradients = [(parameter, parameter.grad) for parameter in task.model.parameters() if not task.is_whole_step]
     for parameter, _ in gradients:
@@ -301,9 +309,9 @@ def _for_real(task: Task, why: str) -> WorkCount:
 
 
 def _count_settled(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
-    """Counts the first call of a model that keeps nothing; otherwise the second, which is like those that are timed.
+    """Returns the work of the first call if the model keeps nothing, otherwise of the second, which is like those that are timed.
 
-    What a first call alone does (a table that is built and kept) is no part of a step.
+    What only a first call does, such as building a table that is kept, is no part of a step.
     """
     before, first = model_state(model), _count(task, model, inputs)
     for parameter in model.parameters():
@@ -319,6 +327,7 @@ def _count_settled(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
 
 
 def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
+    """Returns the work of one call, with its backward pass if there is a loss."""
     args, kwargs = own_objects(inputs)
     given = [tensor for _, tensor in tensors_within((args, kwargs))]
     counter = WorkCounter([*_tensors_of(model), *given], task.tf32)
@@ -361,7 +370,7 @@ SHARES = ("flops", "backward_flops", "other_flops", "bytes", "backward_bytes")
 
 
 def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]:
-    """Parents come before children, as `named_modules` tells them. What did nothing and holds nothing is left out."""
+    """Yields a row for each module, parents before children as in `named_modules`. A module that did nothing and holds nothing has none."""
     whole: dict[str, Counter[str]] = {path: Counter() for path, _ in model.named_modules()}
     formats: dict[str, Counter[str]] = {path: Counter() for path in whole}
     for row, calls in counter.rows.items():
@@ -385,7 +394,7 @@ def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]
 
 
 def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCount:
-    """Returns the work with one update, as if fused: weights and state are read and written, gradients read."""
+    """Returns the work with one update added, which is counted as if fused: weights and state are read and written, gradients are read."""
     trained, frozen = (
         [weight for weight in task.model.parameters() if weight.requires_grad is wanted] for wanted in (True, False)
     )
@@ -399,7 +408,7 @@ def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCou
         flops=OPTIMIZER_FLOPS[name] * sum(int(weight.numel()) for weight in trained),
         bytes=3 * size + state_bytes,
     )
-    # Weights that are not trained are read in the forward pass all the same.
+    # The forward pass reads weights that are not trained as well.
     read = sum(map(tensor_bytes, (*frozen, *(tensor for _, tensor in tensors_within(task.inputs)))))
     return msgspec.structs.replace(
         work, operators=(*work.operators, update), compulsory_bytes=read + 2 * size + state_bytes

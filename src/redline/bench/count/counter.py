@@ -1,4 +1,4 @@
-"""Counting operators as they run: FLOPs and bytes, the number format of each, and the module it belongs to."""
+"""This counts operators as they run: their FLOPs and bytes, the number format of each, and the module it belongs to."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FORMATS = {
         torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
     ), "fp8"),
 }  # fmt: skip
-
+"""Tables name number formats like this. A complex number counts in the format of its parts."""
 
 Kinds = frozenset[OperatorKind]
 
 
 def tf32_kinds(device: Device) -> Kinds:
-    """Returns the kinds of fp32 products that may use the shorter format now."""
+    """Returns the kinds of fp32 products that the flags of torch allow to use TF32, the shorter format, at this moment."""
     if not device.is_accelerator:
         return Kinds()
     convolutions: Kinds = frozenset({"convolution"}) if torch.backends.cudnn.allow_tf32 else Kinds()
@@ -50,7 +50,7 @@ def tf32_kinds(device: Device) -> Kinds:
 
 
 class Row(NamedTuple):
-    """One call of an operator, in the module at work."""
+    """A row is one call of an operator in the module at work. Calls that are alike in all of this are counted together."""
 
     path: str
     name: str
@@ -63,9 +63,10 @@ class Row(NamedTuple):
 
 @contextmanager
 def watching(model: nn.Module, enter: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
-    """Call `enter` and `leave` with a module's path whenever the forward pass does. The modules stay untouched.
+    """Within the context `enter` and `leave` are called with the path of each module that the forward pass enters and leaves.
 
-    A module with several names goes by its first. One that is not part of the model belongs to the module that called it.
+    The hooks are global, so the modules stay untouched. A module with several names goes by its first. One that is not part of the
+    model belongs to the module that called it.
     """
     paths = {id(module): path for path, module in model.named_modules()}
 
@@ -84,10 +85,10 @@ def watching(model: nn.Module, enter: Callable[[str], None], leave: Callable[[st
 
 
 class ModulePaths:
-    """Knows which module is at work. A backward operator belongs to the module whose forward made its node.
+    """This knows which module is at work. A backward operator belongs to the module whose forward made its node.
 
-    Autograd numbers its nodes as they are made; with the number at which each module was entered and left, the module
-    of any node is found again without a hook on any tensor.
+    Autograd numbers its nodes as they are made. The numbers at which each module was entered and left tell the module
+    of any node, without a hook on any tensor.
     """
 
     def __init__(self) -> None:
@@ -103,12 +104,13 @@ class ModulePaths:
 
     def leave(self, path: str) -> None:
         while self.stack and self.stack.pop() != path:
-            pass  # a module that raised, and whose caller went on without it
+            pass  # this module raised, and its caller went on without it
         self._note_number()
 
     def here(self) -> str:
+        """Returns the path of the module at work, or "" for the model as a whole."""
         node = torch._C._current_autograd_node()
-        # A step of the user's own calls backward from inside: then the whole is at work, and the node says more.
+        # A step of the user's own calls backward from inside. The whole model is then at work, and the node says more.
         if self.stack and (node is None or self.stack != [""]):
             return self.stack[-1]
         position = bisect_right(self._numbers, node._sequence_nr()) if node is not None else 0
@@ -123,7 +125,7 @@ class ModulePaths:
 
 
 class WorkCounter(WholeDispatchMode):
-    """Counts each call by everything that a table of operators or of modules needs of it."""
+    """This counts each call by everything that a table of operators or of modules needs to know about it."""
 
     def __init__(self, leaves: Iterable[Tensor], tf32: Kinds, moved: Moved = moved_bytes) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class WorkCounter(WholeDispatchMode):
         self.module_paths = ModulePaths()
         self.touched = Touched(leaves)
         self.has_opened = False
-        """An operator that calls functions was seen."""
+        """True if an operator that calls functions, such as `torch.cond`, was seen."""
         self._tf32 = tf32
         self._finds_phases = False
         self._packed: dict[torch.ScriptObject, list[Tensor]] = {}
@@ -159,7 +161,7 @@ class WorkCounter(WholeDispatchMode):
         self.has_opened = True
         seen = self.rows.total()
         out = super().opened(func, args, kwargs)
-        if self.rows.total() == seen:  # nothing that could be seen: a kernel of the user's own
+        if self.rows.total() == seen:  # it called nothing that is seen, so it is a kernel of the user's own
             self.uncounted[func.name()] += 1
         return out
 
@@ -168,7 +170,7 @@ class WorkCounter(WholeDispatchMode):
         if about.kind is None:
             return func(*args, **kwargs)
         if is_composite(func, about):
-            # Under inference mode operators that are made of others arrive whole: take them apart.
+            # Under inference mode operators that are made of others arrive whole, so they are taken apart here.
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -190,18 +192,18 @@ class WorkCounter(WholeDispatchMode):
         if flops is None:
             self.uncounted[about.name] += 1
         computed = list((inputs or outputs).values())
-        if about.takes_packed:  # the weight's format is that of the product: the data is converted on the way
+        if about.takes_packed:  # the product has the weight's format, and the data is converted on the way
             computed.sort(key=lambda tensor: not tensor.is_quantized)
         form, path = self._format_of(computed, about.kind), self.module_paths.here()
         self.rows[Row(path, about.name, about.kind, form, phase, flops or 0, sum(read) + written)] += 1
 
     def _format_of(self, tensors: Iterable[Tensor], kind: OperatorKind) -> str:
-        """Returns the number format of the first tensor that holds numbers to compute with."""
+        """Returns the number format of the first tensor that holds numbers to compute with, or "int" if there is none."""
         found = next((FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in FORMATS), "int")
         return "tf32" if found == "fp32" and kind in self._tf32 else found
 
     def _unpacked(self, argument: Any) -> Any:
-        """Returns the weights that a quantized layer packed away, unpacked once, so that every call sees the same tensors."""
+        """Returns the weights that a quantized layer packed away. They are unpacked once, so that every call sees the same tensors."""
         if not isinstance(argument, torch.ScriptObject):
             return argument
         if argument not in self._packed:
@@ -211,15 +213,15 @@ class WorkCounter(WholeDispatchMode):
 
 
 def flops_of(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
-    """Returns None where nobody knows."""
+    """Returns the FLOPs of one call, or None if they are not known."""
     if about.formula is None:
         return None
     names = [argument.name for argument in func._schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     if any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):
-        return None  # sequences of different lengths in one flat tensor: how long each is stands in data
+        return None  # one flat tensor holds sequences of different lengths, and only its data tells these lengths
     node: Any = torch._C._current_autograd_node()
-    # Nobody wants the gradient of data: then nothing stands behind the first input of a backward node.
+    # Data needs no gradient. In that case nothing stands behind the first input of a backward node.
     arguments["wants_input"] = node is None or not node.next_functions or node.next_functions[0][0] is not None
     # A product of complex numbers takes four real ones, and so do the additions.
     is_complex = about.kind in PRODUCTS and any(tensor.is_complex() for tensor in tensors_in(out))

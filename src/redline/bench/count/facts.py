@@ -41,12 +41,13 @@ from redline.model.work import Facts, LayerKind, LayerShare, OperatorKind, Repea
 K = TypeVar("K")
 
 TIMED_STEPS, TIMED_SECONDS = 8, 0.5
+"""At most this many plain steps are timed, for at most this long: the median of a few is enough to plan a search."""
 LONGEST_HOLD_S = 0.5
 """A device is held back for this long at most, so that it need not wait for the host."""
 WATCHING_FACTOR = 20.0
-"""A step that is watched takes the host about this many times as long to issue."""
+"""The host takes about this many times as long to issue a step that is watched. It decides how long the device is held back."""
 MOST_LOOKS, LOOKING_S = 6, 1.0
-"""A model that reads values on the host is looked at this often at most, on inputs of their own."""
+"""A model that reads values on the host is looked at this often and this long at most, each time on other inputs."""
 DOUBLE = (torch.float64, torch.complex128)
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
@@ -56,7 +57,7 @@ ACTIVATIONS = ("gelu", "relu", "relu_")
 
 
 def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed: int) -> Facts:
-    """Runs a few steps in strict fp32. Weights, buffers and random numbers are put back afterwards."""
+    """Returns what a few steps in strict fp32 show. Weights, buffers and random numbers are put back afterwards."""
     started, model = time.perf_counter(), workload.model
     setup = plain_setup(workload, device)
     devices = [device.torch_device] if device.is_accelerator else []
@@ -110,17 +111,19 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
 
 @dataclass(frozen=True)
 class Clock:
+    """A clock holds what timing a few plain steps showed."""
+
     step_s: float
     issue_s: float
-    """Seconds until the host has issued a step; on a CPU this is the whole step."""
+    """The host needs this many seconds to issue a step. On a CPU this is the whole step."""
     device_s: float | None
     synchronises: bool | None
     page_faults: float
-    """The page faults of one step."""
+    """One step has this many page faults on average."""
 
 
 def _clocked(step: TimedStep, device: Device) -> Clock:
-    """Times a few plain steps: how long one takes, how long the host needs to issue it, and how long the device to do it."""
+    """Times a few plain steps. It returns how long one takes, how long the host needs to issue it, and how long the device works on it."""
     whole, issued = list[float](), list[float]()
     with step.context():
         step()  # libraries load, algorithms are picked, the optimizer makes its state
@@ -135,7 +138,7 @@ def _clocked(step: TimedStep, device: Device) -> Clock:
         faults_per_step = (page_faults() - faults) / len(whole)
         synchronises, device_s = device.synchronises(step), None
         if device.is_accelerator and not synchronises:
-            # Held back until all is issued, the device then works without waiting for the host.
+            # The device is held back until all is issued, so that it then works without waiting for the host.
             device.hold(min(2 * median(issued), LONGEST_HOLD_S))
             marks = [device.mark()]
             step()
@@ -153,7 +156,7 @@ def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
 
 
 def _on_other_inputs(setup: Setup, first: Watch, seed: int, clock: Clock) -> list[Watch]:
-    """One more look, and more if Python reads values, until one shows other operators: the values may decide what runs.
+    """Returns one more look, and more if Python reads values, until one shows other operators, because values may decide what runs.
 
     The first look stands in where there are no other inputs, or the model takes none.
     """
@@ -192,7 +195,7 @@ def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
 
 @dataclass(frozen=True)
 class Call:
-    """One operator that ran and did some work."""
+    """A call is one operator that ran and did some work."""
 
     name: str
     kind: OperatorKind
@@ -203,18 +206,18 @@ class Call:
     constants: tuple[str, ...] = ()
     """These are numbers among its arguments, such as the rate of a dropout: a compiler writes them into the program."""
     is_double: bool = False
-    """It reads numbers of 64 bits."""
+    """True if it reads numbers of 64 bits."""
     is_activation: bool = False
-    """It stands right behind a linear layer with a bias."""
+    """True if it is an activation right behind a linear layer with a bias."""
 
     @property
     def work(self) -> tuple[object, ...]:
-        """Calls with the same work are of one kind."""
+        """This is equal for two calls of one kind."""
         return self.name, self.shapes, self.constants
 
 
 class Watch(WholeDispatchMode):
-    """Writes down the operators of one run, how long each took on the device, and what else they tell."""
+    """This writes down the operators of one run, how long each took on the device, and what else they tell."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
@@ -222,21 +225,21 @@ class Watch(WholeDispatchMode):
         self._marks: list[Any] = []
         self._tried: set[Any] = set()
         self.able: dict[str, set[str]] = {}
-        """By number format, the backends that can do every attention of the run."""
+        """For each number format, these backends can do every attention of the run."""
         self.paths = ModulePaths()
         self.calls: list[Call] = []
         self.times: list[float] = []
         self.reads: Counter[str] = Counter()
         self._products: Any = WeakTensorKeyDictionary()
-        """What linear layers with a bias gave out."""
+        """These are the outputs of linear layers with a bias. They are held weakly, so that watching keeps no memory."""
         self.varies_shapes = False
         self._buffers = dict(setup.workload.model.named_buffers())
         self._origins: Any = WeakTensorKeyDictionary({buffer: name for name, buffer in self._buffers.items()})
-        """The buffer that a tensor is, is a part of, or was computed from as a new value for it."""
+        """This names the buffer that a tensor is, is a part of, or was computed from as a new value for it."""
         self._updated: set[str] = set()
 
     def over(self, work: Callable[[], object], issue_s: float) -> None:
-        """Run `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""
+        """Runs `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""
         self._device.hold(min(WATCHING_FACTOR * issue_s, LONGEST_HOLD_S))
         with watching(self._setup.workload.model, self.paths.enter, self.paths.leave), self, _Functions(self):
             work()
@@ -261,7 +264,7 @@ class Watch(WholeDispatchMode):
                 return parts
         self._look_for_reads(func, about.name, args)
         inputs, kind = list(tensors_in(values)), about.kind
-        shapes = tuple(tuple(tensor.shape) for tensor in inputs)  # before the call, which may change one
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)  # they are read before the call, which may change one
         if kind is not None:
             self._marks.append(self._device.mark())
         out = func(*args, **kwargs)
@@ -277,7 +280,7 @@ class Watch(WholeDispatchMode):
         return out
 
     def _follow(self, func: Any, kind: OperatorKind | None, inputs: Sequence[Tensor], out: Any) -> None:
-        """Follow buffers into the new values that operators compute from them, and note where one is updated in place."""
+        """Follows buffers into the new values that operators compute from them, and notes where one is updated in place."""
         for tensor in inputs:
             if (name := self._origins.get(tensor)) is None:
                 continue
@@ -301,7 +304,7 @@ class Watch(WholeDispatchMode):
         )
 
     def _look_for_reads(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
-        """Look for what makes the host wait for a value: one that Python asks for, or a shape that depends on values."""
+        """Notes what makes the host wait for a value: one that Python asks for, or a shape that depends on values."""
         tags = getattr(func, "tags", ())
         is_masked = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(args[1:]))
         if torch.Tag.data_dependent_output in tags:
@@ -316,7 +319,7 @@ class Watch(WholeDispatchMode):
                 self.read("copy to the host")
 
     def _try_backends(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find the backends that can do this very call, in each number format that the device has. Calls alike are tried once."""
+        """Finds the backends that can do this very call, in each number format that the device has. Calls that are alike are tried once."""
         values = (*args, *kwargs.values())
         tensors = [(tuple(tensor.shape), tensor.stride()) for tensor in tensors_in(values)]
         key = (*tensors, *(str(value) for value in values if not isinstance(value, Tensor)), *sorted(kwargs))
@@ -326,7 +329,7 @@ class Watch(WholeDispatchMode):
         self._tried.add(key)
         for form, dtype in FORMATS.items():
             if self._device.refusal_of(dtype) is None:
-                # Query, key and value come first: those take part in autograd when training.
+                # Query, key and value come first, and only these take part in autograd when training.
                 given = [_cast(value, dtype, trains and index < 3) for index, value in enumerate(args)]
                 named = {name: _cast(value, dtype, trains=False) for name, value in kwargs.items()}
                 able = self.able.setdefault(form, set(BACKENDS))
@@ -341,7 +344,7 @@ class Watch(WholeDispatchMode):
         return [call.shapes for call in self.calls]
 
     def shares_by(self, key: Callable[[Call], K]) -> dict[K, float]:
-        """Returns the share of the time of all operators that those of each key took."""
+        """Returns for each key the share of all operators' time that the calls with this key took."""
         shares: dict[K, float] = {}
         whole = max(sum(self.times), 1e-12)
         for call, taken in zip(self.calls, self.times, strict=True):
@@ -349,6 +352,7 @@ class Watch(WholeDispatchMode):
         return shares
 
     def layers(self) -> dict[LayerKind, LayerShare]:
+        """Returns for each kind of layer how many calls it has, how many kinds of calls, and its share of the time."""
         found: dict[LayerKind, LayerShare] = {}
         for layer, share in self.shares_by(lambda call: call.layer).items():
             works = [call.work for call in self.calls if call.layer == layer]
@@ -357,13 +361,14 @@ class Watch(WholeDispatchMode):
         return found
 
     def activated(self) -> LayerShare | None:
+        """Returns the activations right behind linear layers, or None if there are none."""
         calls = sum(call.is_activation for call in self.calls)
         share = self.shares_by(lambda call: call.is_activation).get(True, 0.0)
         return LayerShare(calls=calls, share=share) if calls else None
 
 
 class _Functions(TorchFunctionMode):
-    """Tells a watch when Python reads a tensor's values without calling an operator."""
+    """This tells a watch when Python reads a tensor's values without calling an operator."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -378,6 +383,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _cast(value: Any, dtype: torch.dtype, trains: bool) -> Any:
+    """Returns a copy of a floating-point tensor in another format, and any other value as it is."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     with torch.inference_mode(False):
@@ -385,11 +391,12 @@ def _cast(value: Any, dtype: torch.dtype, trains: bool) -> Any:
 
 
 def _attends(func: Any, args: Sequence[Any], kwargs: dict[str, Any], backend: SDPBackend, trains: bool) -> bool:
+    """Returns whether this call of attention runs with this backend alone."""
     with torch.inference_mode(False), torch.set_grad_enabled(trains), warnings.catch_warnings(), sdpa_kernel(backend):
-        warnings.simplefilter("ignore")  # torch tells why a backend will not do
+        warnings.simplefilter("ignore")  # torch warns why a backend cannot do it, which nobody needs to read here
         try:
             func(*args, **kwargs)
-        except RuntimeError:  # also out of memory: it cannot do this call here
+        except RuntimeError:  # running out of memory counts too: the backend cannot do this call here
             return False
     return True
 

@@ -24,15 +24,15 @@ from redline.model.work import PRODUCTS, LayerKind, OperatorKind, attention_flop
 Arguments = dict[str, Any]
 """These are the operator's arguments by the names of its schema."""
 Formula = Callable[[Arguments, Any], int]
-"""A formula computes FLOPs from the arguments and from what came out."""
+"""A formula returns the FLOPs of a call from its arguments and its result."""
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 LEFT_SIDES = ("mat1", "batch1", "mat", "sparse", "input", "self")
-"""Operators call the left side of their product by these names; one that is added to it may be called `self`."""
+"""Operators give the left side of their product one of these names. The first that a call has counts: `self` of `addmm` is only added."""
 
 
 def matrix_product(arguments: Arguments, out: Tensor) -> int:
-    """2·M·N·K, whatever the batch dimensions: every element of the output sums K products.
+    """Returns 2·M·N·K, whatever the batch dimensions are, because every element of the output sums K products.
 
     Every entry of a sparse matrix meets one row, or one column, of the other.
     """
@@ -45,20 +45,23 @@ def matrix_product(arguments: Arguments, out: Tensor) -> int:
 
 
 def grouped_product(arguments: Arguments, out: Tensor) -> int:
-    """Every row belongs to one group. Two flat matrices share out their inner dimension instead."""
+    """Returns the FLOPs where every row belongs to one group. Two flat matrices divide their inner dimension among the groups instead."""
     is_flat = arguments["self"].ndim == arguments["mat2"].ndim == 2
     return matrix_product(arguments, out) // (int(out.shape[0]) if is_flat else 1)
 
 
 def convolution(arguments: Arguments, out: Tensor) -> int:
-    """Libraries have operators of their own for transposed convolutions, which only they pad at the output."""
+    """Returns the FLOPs of a convolution, transposed or not.
+
+    Libraries have operators of their own for transposed convolutions. Only these pad at the output, which is how they are recognised.
+    """
     is_transposed = arguments.get("transposed", "output_padding" in arguments)
     positions = arguments["input" if "input" in arguments else "self"] if is_transposed else out
     return convolution_flops(int(positions.numel()), arguments["weight"].shape)
 
 
 def convolution_backward(arguments: Arguments, out: Tensor) -> int:
-    """The gradients of the input and of the weight each take as many products as the forward pass, groups or not."""
+    """Returns the FLOPs of the gradients that are wanted: each of input and weight takes as many products as the forward pass."""
     positions = arguments["input"] if arguments["transposed"] else arguments["grad_output"]
     return sum(map(int, arguments["output_mask"][:2])) * convolution_flops(
         int(positions.numel()), arguments["weight"].shape
@@ -66,21 +69,21 @@ def convolution_backward(arguments: Arguments, out: Tensor) -> int:
 
 
 def packed_product(arguments: Arguments, out: Tensor) -> int:
-    """A quantized linear layer or convolution, whose weight is the first of what it was packed with."""
+    """Returns the FLOPs of a quantized linear layer or convolution, whose weight is the first of the tensors that were packed."""
     weight = next(value for value in arguments.values() if isinstance(value, list) and isinstance(value[0], Tensor))[0]
     return convolution_flops(int(out.numel()), weight.shape)
 
 
 def recurrent(arguments: Arguments, out: Any, *, backward: bool = False) -> int:
-    """Every weight matrix meets every step of every sequence once, and backward twice.
+    """Returns the FLOPs of recurrent layers: every weight matrix meets every step of every sequence once, and twice in the backward pass.
 
-    The first layer's input is often data, whose gradient nobody wants: then its matrices meet the steps only once backward.
+    The first layer's input is often data, which needs no gradient. Its matrices then meet the steps only once in the backward pass.
     """
     data = arguments["input"]
     if "weight" in arguments:  # cuDNN does all layers in one operator, and both directions of each
         weights, step = arguments["weight"], arguments.get("weight_stride0", 1)
         first = weights[: step * (1 + arguments.get("bidirectional", False)) : step]
-    else:  # oneDNN one layer, whose matrices have other names backward
+    else:  # oneDNN does one layer, whose matrices have other names in the backward pass
         weights = [arguments[name] for name in (("weight1", "weight2") if backward else ("weight0", "weight1"))]
         first = weights[:1]
     matrices = sum(int(weight.numel()) for weight in weights if weight.ndim == 2)
@@ -90,13 +93,14 @@ def recurrent(arguments: Arguments, out: Any, *, backward: bool = False) -> int:
 
 
 def attention(arguments: Arguments, out: Tensor, *, heads_first: bool, backward: bool) -> int:
+    """Returns the FLOPs of attention. A causal mask leaves out what it hides, which is about half."""
     query, key, value = (arguments[name].shape for name in ("query", "key", "value"))
     causal = bool(arguments.get("is_causal") or arguments.get("custom_mask_type"))
     return attention_flops(query, key, value, heads_first=heads_first, causal=causal, backward=backward)
 
 
 def trilinear(arguments: Arguments, out: Tensor) -> int:
-    """Each combination takes two multiplications and an addition; expanded dimensions count once."""
+    """Returns three FLOPs per combination: two multiplications and an addition. Expanded dimensions count once."""
     shapes: list[list[int]] = []
     for number in "123":
         shape = list(arguments[f"i{number}"].shape)
@@ -107,7 +111,7 @@ def trilinear(arguments: Arguments, out: Tensor) -> int:
 
 
 def per_element(flops: int, *, of_input: bool = False) -> Formula:
-    """Elements of the largest tensor count, among what comes out or among what goes in."""
+    """Returns a formula with this many FLOPs for each element of the largest tensor among the results, or among the inputs."""
 
     def formula(arguments: Arguments, out: Any) -> int:
         counted = tuple(arguments.values()) if of_input else out
@@ -117,6 +121,7 @@ def per_element(flops: int, *, of_input: bool = False) -> Formula:
 
 
 def no_flops(arguments: Arguments, out: Any) -> int:
+    """Returns 0: the operator only moves data, which its bytes tell."""
     return 0
 
 
@@ -140,7 +145,7 @@ _PRODUCTS: list[tuple[str, OperatorKind, Formula]] = [
     ("_cudnn_rnn_backward miopen_rnn_backward mkldnn_rnn_layer_backward", "matmul", partial(recurrent, backward=True)),
     ("_trilinear", "matmul", trilinear),
     ("_cdist_forward", "other", lambda given, out: 3 * out.numel() * int(given["x1"].shape[-1])),
-    # One product: two columns beside the data carry the squared lengths of the vectors of either side.
+    # It is one product, in which two columns beside the data carry the squared lengths of the vectors of either side.
     ("_euclidean_dist", "matmul", lambda given, out: 2 * out.numel() * (int(given["x1"].shape[-1]) + 2)),
     *((f"_{name}_attention_{way}", "attention", partial(attention, heads_first=False, backward=way == "backward"))
       for name in ("flash", "efficient") for way in ("forward", "backward")),
@@ -149,18 +154,19 @@ _PRODUCTS: list[tuple[str, OperatorKind, Formula]] = [
                    "fused_attention_overrideable") for way in ("", "_backward")),
 ]  # fmt: skip
 FORMULAS = {name: (kind, formula) for names, kind, formula in _PRODUCTS for name in names.split()}
-"""The keys are names of operators without their overload; those of aten have no namespace."""
+"""These are the formulas of products by the operator's name, without its overload. Names of aten have no namespace."""
 
 Reads = Literal["all", "gathered", "rows", "not self", "nothing", "places", "adds"]
-"""The inputs that an operator must read: all; as much of the first as it returns; a row of the first for each entry of the
-second; all but the first; none. With `places` it writes some places of a first input that stays where it is, and with `adds` it
-reads these places too."""
+"""This says which inputs an operator must read. `gathered` reads as much of the first as it returns, `rows` a row of the first for
+each entry of the second, and `not self` all but the first. With `places` it writes some places of a first input that stays where
+it is, and with `adds` it reads these places too."""
 
 NORM_FLOPS = SOFTMAX_FLOPS = 5
-"""Per element: mean, variance, subtract, scale, shift; maximum, subtract, exponentiate, sum, divide."""
+"""A norm or a softmax takes these FLOPs per element. A norm has mean, variance, subtraction, scale and shift; a softmax has maximum,
+subtraction, exponential, sum and division."""
 
 _GROUPS: dict[Reads | Literal["free"], str] = {
-    # Nothing moves: views by another name, memory that is only set aside, questions.
+    # These move nothing: they are views by another name, memory that is only set aside, and questions.
     "free": "_unsafe_view _reshape_alias as_strided_ alias detach detach_ lift_fresh unsafe_split unsafe_chunk unsafe_split_with_sizes set_ "
     "resize_ resize_as_ _local_scalar_dense item is_same_size sym_size sym_stride sym_numel sym_storage_offset empty empty_like "
     "new_empty new_empty_strided empty_strided empty_permuted _cudnn_init_dropout_state _fused_sdp_choice _assert_async "
@@ -177,7 +183,7 @@ _GROUPS: dict[Reads | Literal["free"], str] = {
     "places": "index_copy_ index_put_ _index_put_impl_ scatter_",
     "adds": "index_add_ scatter_add_ scatter_reduce_",
 }
-"""Operators that compute nothing, by what they must read."""
+"""These operators compute nothing. They are grouped by what they must read."""
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
 
 _BY_NAME: list[tuple[str, OperatorKind, Formula | None]] = [
@@ -198,7 +204,7 @@ _BY_NAME: list[tuple[str, OperatorKind, Formula | None]] = [
         r"linalg_vector_norm|count_nonzero|histc|bincount|trace|segment_reduce|unique\w*|searchsorted|bucketize)(_helper)?$|"
         r"pool|_loss|weight_norm_interface|^nanmedian$|^dist$|_amp_foreach_non_finite", "reduction", per_element(1, of_input=True)
     ),
-    # The backward of an activation touches each element once; the backward of these does not.
+    # The backward of an activation touches each element once. The backward of the operators here does more, so it stays uncounted.
     (r"(conv|mm|rnn|lstm_cell|attention|linalg|dist|fft|embedding_bag)\w*_backward$", "other", None),
     (
         r"^_?foreach_|dropout|^_fused_|_thnn_fused|upsample_(bi|tri)?(linear|cubic)|^_upsample|^where$|masked_fill|clamp|"
@@ -209,7 +215,7 @@ _BY_NAME: list[tuple[str, OperatorKind, Formula | None]] = [
         r"quantize\w*|dequantize\w*|_amp_\w+|fake_quantize\w*|logical_\w+|nan_to_num|isin|cross|linalg_cross|floor_divide)$", "elementwise", per_element(1)
     ),
 ]  # fmt: skip
-"""Cheap operators are known by their names, without a trailing underscore; the first pattern that is found counts."""
+"""Cheap operators are known by their names, without a trailing underscore. The first pattern that is found decides."""
 _PACKED_PRODUCT = re.compile(r"^(linear|conv[123]d)(_add)?(_relu|_leaky_relu|_tanh)?(_dynamic)?(_fp16)?$")
 
 LAYERS: list[tuple[str, LayerKind, OperatorKind]] = [
@@ -227,23 +233,23 @@ LAYERS: list[tuple[str, LayerKind, OperatorKind]] = [
 
 @dataclass(frozen=True)
 class Known:
-    """All about one operator that does not depend on its arguments."""
+    """This holds what is known about an operator whatever its arguments are."""
 
     name: str
     kind: OperatorKind | None
-    """None: it moves and computes nothing."""
+    """The kind of work. If it is None, the operator moves and computes nothing."""
     formula: Formula | None = None
-    """None: nobody knows how many FLOPs it has."""
+    """The formula of its FLOPs. If it is None, nobody knows how many it has."""
     reads: Reads = "all"
     layer: LayerKind | None = None
-    """The kind of layer that it makes up by itself."""
+    """The kind of layer that it is by itself, or None if it is only a part of one."""
     takes_packed: bool = False
-    """True if its weight comes in an object of torch's own."""
+    """True if its weight is packed into an object of torch's own."""
 
 
 @lru_cache(maxsize=10_000)
 def known(operator: Any) -> Known:
-    """`operator` is what a dispatch mode is handed."""
+    """Returns what is known about an operator, as a dispatch mode is handed it."""
     if not isinstance(operator, torch._ops.OpOverload):
         return Known(str(operator), "other")
     namespace, _, plain = operator._schema.name.partition("::")
@@ -256,7 +262,7 @@ def known(operator: Any) -> Known:
     if namespace == "quantized" and _PACKED_PRODUCT.match(plain):
         kind: OperatorKind = "matmul" if plain.startswith("linear") else "convolution"
         return Known(name, kind, packed_product, takes_packed=True)
-    if namespace != "aten":  # somebody's own: its name proves nothing
+    if namespace != "aten":  # it is somebody's own, so its name proves nothing
         return Known(name, "elementwise", per_element(1)) if pointwise else Known(name, "other")
     cheap, layer = _cheap(plain, pointwise), _layer(plain)
     return replace(cheap, kind=layer.kind or cheap.kind, layer=layer.layer)
@@ -279,7 +285,7 @@ def _cheap(name: str, pointwise: bool) -> Known:
 
 
 def is_composite(operator: Any, about: Known) -> bool:
-    """Returns whether it arrives whole, under inference mode, and is to be taken apart: it is made of others, and is no product."""
+    """Returns whether an operator is made of others and is no product. Under inference mode it arrives whole and must be taken apart."""
     if about.formula is not None and about.kind in PRODUCTS:
         return False
     has: Callable[..., bool] | None = getattr(operator, "has_kernel_for_dispatch_key", None)
@@ -289,11 +295,11 @@ def is_composite(operator: Any, about: Known) -> bool:
 Region = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 """A region is the part of a storage that a tensor shows: storage, offset, shape and strides."""
 Placed = dict[Any, Tensor]
-"""Tensors by their regions, each once; one without a storage of its own stands by its identity."""
+"""This holds each tensor once, by its region. A tensor without a storage of its own stands under its identity."""
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """An operator's arguments are tensors, or lists of them."""
+    """Yields the tensors among an operator's arguments or results, which are tensors or lists of them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -302,6 +308,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def tensor_bytes(tensor: Tensor) -> int:
+    """Returns the bytes that a tensor occupies. An expanded dimension repeats the same bytes, so it counts once."""
     if not is_plain(tensor):
         return sum(map(tensor_bytes, stored(tensor)))
     elements = 1
@@ -314,6 +321,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 def region_of(tensor: Tensor) -> Region | None:
+    """Returns the region of a tensor, or None if it has no storage of its own."""
     if not is_plain(tensor):
         return region_of(stored(tensor)[0])
     try:
@@ -324,6 +332,7 @@ def region_of(tensor: Tensor) -> Region | None:
 
 
 def distinct(tensors: Iterable[Tensor]) -> Placed:
+    """Returns each region once, because an operator that is given the same tensor twice reads it once."""
     found: Placed = {}
     for tensor in tensors:
         found.setdefault(region_of(tensor) or id(tensor), tensor)
@@ -351,19 +360,20 @@ def moved_bytes(about: Known, inputs: Sequence[Tensor], written: int) -> tuple[l
 
 
 Moved = Callable[[Known, Sequence[Tensor], int], tuple[list[int], int]]
+"""Such a function tells, as `moved_bytes` does, which bytes an operator reads and writes."""
 
 
 class Touched:
     """This knows how much of each weight, buffer and input of the model the operators read."""
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
-        self._held: list[Tensor] = []  # kept alive, so that no later tensor takes the place of one of them
+        self._held: list[Tensor] = []  # these are kept alive, so that no later tensor takes the place of one
         self._sizes: dict[int, int] = {}
         self._parts: dict[Region, int] = {}
         self.hold(leaves)
 
     def hold(self, leaves: Iterable[Tensor]) -> None:
-        """Count these among what belongs to the model."""
+        """Counts these tensors among those that belong to the model."""
         for leaf in leaves:
             self._held.append(leaf)
             if (region := region_of(leaf)) is not None:
@@ -371,6 +381,7 @@ class Touched:
                 self._sizes[region[0]] = max(self._sizes.get(region[0], 0), size)
 
     def look(self, region: Any, size: int) -> None:
+        """Notes that an operator read this many bytes of a region. If several read it, the largest read counts."""
         if self.owns(region):
             self._parts[region] = max(self._parts.get(region, 0), size)
 
@@ -378,6 +389,7 @@ class Touched:
         return isinstance(region, tuple) and region[0] in self._sizes
 
     def bytes(self) -> int:
+        """Returns the bytes that were read of all storages. Of none can it be more than the storage holds."""
         sums = Counter[int]()
         for region, size in self._parts.items():
             sums[region[0]] += size

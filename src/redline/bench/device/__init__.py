@@ -15,7 +15,10 @@ __all__ = ["Device", "open_device", "resolve_device"]
 
 
 def resolve_device(text: str) -> str:
-    """`auto` and bare kinds made exact: `cpu`, `cuda:0`, `rocm:1`; says why a device is not to be had."""
+    """Returns the exact name of a device, such as `cpu`, `cuda:0` or `rocm:1`, for `auto` or a bare kind.
+
+    Raises a `UsageError` that says why a device is not available.
+    """
     refuse_impossible_device(text)
     kind, _, index_text = text.partition(":")
     if kind == "auto":
@@ -30,7 +33,7 @@ def resolve_device(text: str) -> str:
 
 
 def open_device(text: str, threads: int | None = None) -> Device:
-    """Open the device of that name, with so many threads inside operators where a number is given."""
+    """Opens the device of that name. If `threads` is given, torch uses that many threads inside operators."""
     if threads is not None:
         torch.set_num_threads(threads)
     kind, _, index_text = resolve_device(text).partition(":")
@@ -51,6 +54,7 @@ def _index(text: str, index_text: str) -> int:
 
 
 def _accelerator_problem(kind: str) -> str | None:
+    """Returns why no accelerator of this kind can be used, or None."""
     built = cuda.built_for()
     if built != kind:
         return f"this torch was built for {built or 'the CPU only'}"

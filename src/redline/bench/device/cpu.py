@@ -1,4 +1,4 @@
-"""The CPU: host clock, resident memory, psutil for telemetry."""
+"""This is the CPU as a device: the host's clock is its clock, its memory is what is resident, and psutil tells its telemetry."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from redline.system.telemetry import cpu_name, cpu_temperature_c, package_energy
 
 _CACHES = Path("/sys/devices/system/cpu")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Numbers of malloc.h."""
+"""These are the numbers that malloc.h gives to the two settings of `mallopt`."""
 KEEP_ALL = 2**31 - 1
+"""The largest value of the threshold keeps all memory that is freed."""
 USUAL_TRIM_BYTES, USUAL_MMAP_MAX = 128 * 1024, 65536
-"""These are glibc's own values."""
+"""These are glibc's own values, which are set again when memory is no longer kept."""
 
 
 class CpuDevice(Device):
@@ -63,7 +64,7 @@ class CpuDevice(Device):
         return "a GPU" if used else None
 
     def synchronize(self) -> None:
-        """A CPU is never ahead of itself."""
+        """There is nothing to wait for, because a CPU is never ahead of itself."""
 
     def mark(self) -> int:
         return time.perf_counter_ns()
@@ -73,7 +74,7 @@ class CpuDevice(Device):
 
     def reset_peaks(self) -> None:
         reset_peak_rss()
-        if self._limit_bytes is not None:  # a worker of its own, whose address space is ours to fill
+        if self._limit_bytes is not None:  # this is a worker of its own, whose address space is ours to fill
             restart_private_peak()
 
     def memory(self) -> Memory:
@@ -88,7 +89,7 @@ class CpuDevice(Device):
         if isolated:
             self._limit_bytes = limit_private_memory(limit_bytes)
         elif limit_bytes is not None:
-            # The limit is the whole process's and could not be lifted again for the person's own code.
+            # The limit holds for the whole process, and could not be lifted again for the person's own code.
             raise UsageError("max_memory on a CPU needs a worker of its own: use the fork or the spawn door")
 
     def cache_bytes(self) -> int | None:
@@ -114,13 +115,14 @@ class CpuDevice(Device):
     def refusal_of(self, dtype: torch.dtype) -> str | None:
         if dtype == torch.float8_e4m3fn:
             return "fp8 products run on GPUs of compute capability 8.9 and later, not on a CPU"
-        return None  # every format computes on a CPU, if slowly; a missing operator shows when it is called
+        return None  # every format computes on a CPU, if slowly; a call shows if an operator is missing
 
     def keeping_refusal(self) -> str | None:
         return None if platform.libc_ver()[0] == "glibc" else "only the C library of Linux (glibc) can be told to"
 
     def keep_memory(self, keep: bool) -> None:
-        # Trimming goes by a threshold, and large pieces are mapped one by one and unmapped when they are freed.
+        # The C library gives memory back in two ways: it trims the heap above a threshold, and it maps large pieces one by one and
+        # unmaps them when they are freed. Keeping memory means to stop both.
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_TRIM_THRESHOLD, KEEP_ALL if keep else USUAL_TRIM_BYTES)
         mallopt(M_MMAP_MAX, 0 if keep else USUAL_MMAP_MAX)
@@ -131,7 +133,10 @@ class CpuDevice(Device):
             self.keep_memory(False)
 
     def product_time(self, number_format: str) -> float | None:
-        """Only some CPUs have arithmetic for bf16, few for fp16; without, a product takes up to fifty times as long."""
+        """Returns the time of a product in bf16 or fp16 over one in fp32, measured once.
+
+        Some CPUs have arithmetic for bf16, and few for fp16. Without it a product takes up to fifty times as long.
+        """
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(number_format)
         if dtype is None:
             return None
@@ -141,10 +146,12 @@ class CpuDevice(Device):
 
 
 PRODUCT_SIZE, PRODUCT_TRIES = 256, 5
+"""Products of this size are timed this often. They are small, because a CPU may emulate the format slowly."""
 
 
 def _product_s(dtype: torch.dtype) -> float:
-    """Returns the seconds of the shortest of a few small products, by one thread: several would wait for each other on a busy machine."""
+    """Returns the seconds of the shortest of a few small products. One thread computes them, because several wait for each other on a
+    busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -160,7 +167,10 @@ def _product_s(dtype: torch.dtype) -> float:
 
 
 def last_cache_bytes(caches: Path = _CACHES) -> int | None:
-    """Returns the size of all caches of the highest level together; those that several cores share count once."""
+    """Returns the size of all caches of the highest level together, or None if the system does not tell.
+
+    A cache that several cores share counts once.
+    """
     found: dict[tuple[int, str], int] = {}
     for folder in caches.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:

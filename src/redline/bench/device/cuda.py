@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, and what ROCm shares with them because torch gives both the name `torch.cuda`."""
+"""This is an NVIDIA GPU as a device, with what AMD GPUs share with it because torch gives both the name `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from redline.system.telemetry.card import Card
 from redline.system.telemetry.nvml import open_card
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""These variables may hide GPUs, so they are named where torch sees none."""
 CYCLES_PER_S = 2e9
-"""About the clock of today's cards."""
+"""This is about the clock of today's cards. Torch's sleep on a GPU takes cycles, and an estimate is enough to hold it back."""
 
 
 def built_for() -> str | None:
-    """Returns the accelerator that this torch was built for; ROCm builds answer to torch.cuda as well."""
+    """Returns the kind of accelerator that this torch was built for, or None. ROCm builds answer to torch.cuda as well."""
     if torch.version.hip:
         return "rocm"
     return "cuda" if torch.version.cuda else None
@@ -40,7 +41,7 @@ def device_names() -> list[str]:
 
 
 def unavailable_because() -> str | None:
-    """Returns None when a GPU can be used, else torch's own reason."""
+    """Returns why no GPU can be used, in torch's own words, or None if one can."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
@@ -106,7 +107,7 @@ class CudaLane(Lane):
         main = torch.cuda.current_stream(self._device)
         main.wait_event(done)
         for tensor in tensors:
-            tensor.record_stream(main)  # else the allocator would give it away while the main stream still reads it
+            tensor.record_stream(main)  # otherwise the allocator gives it away while the main stream still reads it
 
 
 class CudaDevice(Device):
@@ -122,7 +123,7 @@ class CudaDevice(Device):
         self._limit_bytes: int | None = None
 
     def _open_card(self) -> Card:
-        """Returns what the driver knows of the GPU; of one that cannot be asked, everything is unknown."""
+        """Returns the card that the driver knows. If the driver cannot be asked, everything about the card is unknown."""
         uuid = getattr(self._properties(), "uuid", None)
         return (open_card(f"GPU-{uuid}") if uuid is not None else None) or Card()
 
@@ -203,7 +204,7 @@ class CudaDevice(Device):
     def limit_memory(self, limit_bytes: int | None, *, isolated: bool) -> None:
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         available = free + torch.cuda.memory_reserved(self.torch_device)
-        # The context and the libraries, some hundred megabytes, are outside the allocator and outside the cap.
+        # The context and the libraries take some hundred megabytes, which are outside the allocator and outside the cap.
         self._limit_bytes = available if limit_bytes is None else min(limit_bytes, available)
         if limit_bytes is not None:
             self.cap_allocator(limit_bytes)
@@ -262,8 +263,7 @@ class CudaDevice(Device):
         return torch.cuda.profiler.profile()
 
     def allow_tf32(self, allowed: bool) -> None:
-        # The older of torch's two ways: mixing it with `fp32_precision` raises in torch 2.9 and later,
-        # and inductor reads this one.
+        # This is the older of torch's two ways. Inductor reads it, and mixing it with `fp32_precision` raises in torch 2.9 and later.
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
 

@@ -1,6 +1,6 @@
-"""This makes a `Failure` of an exception on the bench: what kind it is, in one line, with the traceback beside.
+"""This makes a `Failure` of an exception on the bench: its kind, what it says in one line, and its traceback.
 
-Torch and the libraries below it often tell errors apart only by their wording. This is the one place that looks at it.
+Errors of torch and of the libraries below it often differ only in their wording. This is the one place that looks at it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _OOM_WORDINGS = (
     "cannot allocate memory",
     "not enough memory: you tried to allocate",
     "std::bad_alloc",
-    "_alloc_failed",  # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuFFT and hipBLAS each end a status of theirs so
-    "_allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "_alloc_failed",  # a status of cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuFFT and hipBLAS ends like this
+    "_allocation_failed",  # cuDNN 9 says CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     "cudaerrormemoryallocation",
     "hiperroroutofmemory",
     "miopenstatusallocfailed",
@@ -39,14 +39,14 @@ _OOM_WORDINGS = (
     "cudnn_status_not_initialized",
     "unable to find a valid cudnn algorithm",
 )
-# oneDNN says no more than this, whatever the reason.
+# oneDNN says no more than this whatever the reason is, so it counts as memory only near the limit.
 _ONEDNN_WORDINGS = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
 _NOT_USERS = {
     *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     *map(Path, (*site.getsitepackages(), site.getusersitepackages())),
     Path(redline.__file__).parent,
 }
-"""Code that is not the user's lies here: the standard library, installed packages, and Redline."""
+"""Code in these folders is not the user's: it belongs to the standard library, to installed packages, or to Redline."""
 _TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
 _NO_ATTENTION_WORDINGS = ("No viable backend", "No available kernel")
 _SYNCHRONIZING_WORDING = "called a synchronizing"
@@ -67,6 +67,7 @@ _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run 
 
 
 def failure_from(error: BaseException, stage: str) -> Failure:
+    """Returns the failure that an exception in this stage is, with everything that can be read from it."""
     return Failure(
         stage=stage,
         kind=kind_of(error, stage),
@@ -80,7 +81,7 @@ def failure_from(error: BaseException, stage: str) -> Failure:
 
 
 def user_line(error: BaseException | None) -> str:
-    """Returns the innermost line of the user's own code on the way to the error, or to what caused it."""
+    """Returns the innermost line of the user's own code that led to the error or to its cause, or "" if none did."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))  # causes may go in a circle
@@ -91,7 +92,7 @@ def user_line(error: BaseException | None) -> str:
 
 
 def line_of_user(stack: traceback.StackSummary) -> str:
-    """Returns the innermost line of the user's own code in a stack; empty where there is none."""
+    """Returns the innermost line of the user's own code in a stack, or "" if there is none."""
     for frame in reversed(stack):
         if _is_users(frame.filename):
             return _unicode(f"{_shown(Path(frame.filename))}:{frame.lineno} in {frame.name}")
@@ -99,20 +100,21 @@ def line_of_user(stack: traceback.StackSummary) -> str:
 
 
 def _shown(path: Path) -> Path:
-    """Relative to the working folder, where it is in there."""
+    """Returns the path relative to the working folder if it lies inside, otherwise as it is."""
     try:
         return path.relative_to(Path.cwd())
-    except (OSError, ValueError):  # not in there, or somebody has removed the folder
+    except (OSError, ValueError):  # it lies elsewhere, or somebody has removed the folder
         return path
 
 
 def _is_users(filename: str) -> bool:
-    """Neither Redline's nor Python's, and not installed; code typed into a notebook has no file at all."""
+    """Returns whether a file is the user's: it is not Redline's, not Python's and not installed. Code typed into a notebook has no file."""
     path = Path(filename)
     return path.is_absolute() and path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in _NOT_USERS)
 
 
 def kind_of(error: BaseException, stage: str) -> FailureKind:
+    """Returns the kind of failure that an error in this stage is. Whatever cannot be told apart is the user's."""
     text = f"{type(error).__name__} {text_of(error)}".lower()
     if isinstance(error, BenchError):
         return error.kind  # type: ignore[return-value]
@@ -128,7 +130,8 @@ def kind_of(error: BaseException, stage: str) -> FailureKind:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch's own error, and the wordings of those below it; the cause may sit under a compiler's wrapper."""
+    """Returns whether memory ran out: by the class of torch's own error, by the wordings of libraries, or by the cause that a compiler
+    wrapped."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = text_of(error).lower()
@@ -140,7 +143,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _broken_collective(error: BaseException) -> list[Note]:
-    """Returns one note where a rank failed because another went away or never came: the cause is over there."""
+    """Returns one note if a rank failed because another went away or never came. The cause is then found at the other rank."""
     said = text_of(error).lower()
     is_one = isinstance(error, torch.distributed.DistError) or "gloo" in said or "nccl" in said
     broken = is_one and any(wording in said for wording in _BROKEN_COLLECTIVE_WORDINGS)
@@ -148,20 +151,22 @@ def _broken_collective(error: BaseException) -> list[Note]:
 
 
 def is_without_attention_backend(error: BaseException) -> bool:
-    """None of the attention backends that were allowed can do this call."""
+    """Returns whether an error says that none of the attention backends that were allowed can do the call."""
     return any(wording in text_of(error) for wording in _NO_ATTENTION_WORDINGS)
 
 
 def refused_attention(said: list[warnings.WarningMessage]) -> str:
-    """Why: torch warns once for every backend, the one asked for and those that are switched off."""
+    """Returns why attention was refused. Torch warns once for every backend, and those that are switched off do not count."""
     lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
     reasons = [line for line in lines if line and not line.endswith("because:") and "disabled" not in line]
     return "; ".join(dict.fromkeys(reasons))
 
 
 def loader_trouble(error: BaseException) -> tuple[FailureKind, str] | None:
-    """Tells what broke in a loader's workers, if the error is about that: torch raises plain RuntimeErrors for a
-    worker that is dead or late, and puts the traceback of one that raised into the message."""
+    """Returns the kind of failure and what broke in a loader's workers, or None if the error is not about that.
+
+    Torch raises plain RuntimeErrors for a worker that is dead or late, and puts the traceback of one that raised into the message.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, ConnectionError | EOFError):  # a batch is read from the worker that made it
         return "crash", f"a worker of the loader died: {one_line(error)}"
@@ -173,19 +178,19 @@ def loader_trouble(error: BaseException) -> tuple[FailureKind, str] | None:
         return "crash", f"a worker of the loader died: {lines[0]}"
     if not lines[0].startswith("Caught "):
         return None
-    # "Caught ValueError in DataLoader worker process 0.", a traceback, and what it said, perhaps in several lines.
+    # The text is "Caught ValueError in DataLoader worker process 0.", a traceback, and what it said, which may have several lines.
     name = lines[0].split()[1]
     said = next((line for line in reversed(lines) if line.startswith(name)), lines[-1])
     return "user", f"the loader raised {said}"
 
 
 def is_about_synchronizing(warning: warnings.WarningMessage) -> bool:
-    """Switching torch's debug mode on warns too (a prototype feature); only this wording is about the step."""
+    """Returns whether a warning is about a step that waits for the device. Switching torch's debug mode on warns too, in other words."""
     return _SYNCHRONIZING_WORDING in str(warning.message)
 
 
 def driver_problem(said: str) -> DriverProblem:
-    """Tells why torch finds no GPU, from what it said."""
+    """Returns why torch finds no GPU, judged by what torch said."""
     return next((problem for wording, problem in _DRIVER_WORDINGS.items() if wording in said), "other")
 
 
@@ -196,9 +201,9 @@ _CURE = re.compile(r"PYTORCH_\w*ALLOC_CONF=expandable_segments:True")
 
 
 def fragmentation(said: str) -> list[Note]:
-    """Returns one note where torch's error shows fragmented memory: more was idle than was asked for, but in pieces.
+    """Returns one note if torch's error shows fragmented memory: more was idle than was asked for, but it was in pieces.
 
-    Whether a batch fits is then a matter of luck: a larger one may run where this one failed.
+    Then it is a matter of luck whether a batch fits, and a larger one may run where this one failed.
     """
     asked, idle, cure = (pattern.search(said) for pattern in (_ASKED, _IDLE, _CURE))
     if asked is None or idle is None:
@@ -211,7 +216,7 @@ def fragmentation(said: str) -> list[Note]:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an exception, also of one that cannot be printed or whose text is not Unicode."""
+    """Returns the text of an exception, even if it cannot be printed or its text is not Unicode."""
     try:
         said = str(error)
     except BaseException as broken:
@@ -220,11 +225,12 @@ def text_of(error: BaseException) -> str:
 
 
 def _unicode(text: str) -> str:
-    """A file name that is not UTF-8 leaves half a surrogate pair, which no message can carry."""
+    """Returns the text without halves of surrogate pairs. A file name that is not UTF-8 leaves them, and no message can carry them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def one_line(error: BaseException) -> str:
+    """Returns an error in one line: its class and the first line of what it says. Errors of Redline need no class."""
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     said = _opening(lines)
     if isinstance(error, BenchError | UsageError):
@@ -238,10 +244,11 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, with the next where it ends in a colon; some list every model there is."""
+    """Returns the first line of what an error says, with the next if it ends in a colon. It is cut, because some list every model
+    there is."""
     return _opening([line.strip() for line in str(error).splitlines() if line.strip()])[:160] or type(error).__name__
 
 
 def _opening(lines: list[str]) -> str:
-    """Returns the first line, with the next where it only announces it: "backend='inductor' raised:"."""
+    """Returns the first line, with the next one if the first only announces it, as in "backend='inductor' raised:"."""
     return " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])

@@ -1,5 +1,5 @@
-"""This is about what the process takes of the machine: memory, with a limit that makes running out an error; processors; and the processes in
-which torch.compile compiles kernels for a GPU.
+"""This is about what the process takes of the machine: its memory, with a limit that makes running out of it an error, its processors,
+and the processes in which torch.compile compiles kernels for a GPU.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from redline.model.units import format_bytes
 
 _STATUS = Path("/proc/self/status")
 NEAR_LIMIT = 0.85
+"""A process whose peak reaches this share of its limit probably broke on it: the piece that did not fit counts towards no peak."""
 NAMED = 3
-"""How many of the busiest other processes are named."""
+"""At most this many of the busiest other processes are named."""
 WORTH_NAMING = 0.1
-"""Cores. Less is what any machine has."""
+"""A process that uses fewer cores than this is not named, because every machine has such processes."""
 _FILLING: list[mmap.mmap] = []
+"""These are the empty mappings of `restart_private_peak`, which must stay for as long as the process lives."""
 _MOST_FILLING = 16 * 2**40
-"""An address space has 128 TiB, of which this much may be filled."""
+"""At most this much of the address space may be filled, which has 128 TiB."""
 
 
 @contextlib.contextmanager
 def on_one_processor(turn: int | None) -> Iterator[None]:
-    """Keep this thread on one of its processors, where that can be asked for; threads that exist already stay where they are."""
+    """Within this context the thread stays on one of its processors, where the system allows that. Other threads that exist already
+    stay where they are."""
     if turn is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -48,9 +51,9 @@ def on_one_processor(turn: int | None) -> Iterator[None]:
 
 
 def limit_private_memory(limit_bytes: int | None) -> int | None:
-    """Make running out of memory on a CPU an error inside torch instead of a visit from the kernel's OOM killer.
+    """Makes running out of memory on a CPU an error inside torch instead of a visit from the kernel's OOM killer.
 
-    Returns the limit that holds now; None where the system has no such thing.
+    Returns the limit that holds now, or None if the system has no such limit.
     """
     held = private_bytes()
     if sys.platform != "linux" or held is None:
@@ -69,12 +72,12 @@ def limit_private_memory(limit_bytes: int | None) -> int | None:
 
 
 def private_bytes() -> int | None:
-    """Returns what this process holds for itself right now, used or not: the figure that the limit is about."""
+    """Returns the bytes that this process holds for itself now, used or not. This is the figure that the limit is about."""
     return _status_bytes().get("VmData")
 
 
 def reset_peak_rss() -> None:
-    """Start a new high-water mark of resident memory, where the kernel lets us; else `peak_rss_bytes` tells the peak so far."""
+    """Starts a new high-water mark of resident memory if the kernel allows it. Otherwise `peak_rss_bytes` is the peak so far."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -84,12 +87,12 @@ def peak_rss_bytes() -> int:
 
 
 def restart_private_peak() -> None:
-    """Let `peak_private_bytes` count from here.
+    """Makes `peak_private_bytes` count from here.
 
-    The mark of the address space cannot be taken back, but reached: an empty mapping that nobody may touch, and that
-    counts neither as held nor against the limit, fills what is missing to it. Else a mark from long ago hides what
-    comes: the C library maps 128 MiB and gives half of it back at once for every thread that first allocates.
-    Where the person limits the address space, which this would eat, the old mark stands.
+    The mark of the address space cannot be taken back, but it can be reached: an empty mapping that nobody may touch fills what is
+    missing to it, and counts neither as held nor against the limit. Otherwise a mark from long ago hides what comes. For example,
+    the C library maps 128 MiB and gives half of it back at once for every thread that first allocates.
+    If the person limits the address space, which the mapping would use up, the old mark stands.
     """
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return
@@ -97,21 +100,24 @@ def restart_private_peak() -> None:
     figures = _status_bytes()
     missing = figures.get("VmPeak", 0) - figures.get("VmSize", 0)
     if missing > 0 and sum(map(len, _FILLING)) + missing < _MOST_FILLING:
-        with contextlib.suppress(OSError):  # the old mark then stands, too
+        with contextlib.suppress(OSError):  # in this case the old mark stands, too
             _FILLING.append(mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0))
 
 
 @functools.cache
 def _let_a_thread_allocate() -> None:
-    """The thread that later watches the device then finds its memory mapped."""
+    """Lets a thread allocate and end, once. The thread that later watches the device then finds its memory mapped."""
     thread = threading.Thread(target=bytearray, args=(1 << 16,))
     thread.start()
     thread.join()
 
 
 def peak_private_bytes() -> int | None:
-    """The most it has held since it began, or since the peak was restarted. The kernel keeps no such mark, but one of the
-    whole address space, of which everything that is not private stays as it is once the libraries are loaded."""
+    """Returns the most bytes that the process has held for itself since it began, or since the peak was restarted.
+
+    The kernel keeps no such mark. It keeps one of the whole address space, of which everything that is not private stays as it is
+    once the libraries are loaded.
+    """
     figures = _status_bytes()
     if not {"VmPeak", "VmSize", "VmData"} <= figures.keys():
         return None
@@ -138,17 +144,18 @@ def page_faults() -> int:
 
 
 class ProcessorUse(NamedTuple):
-    """These are seconds of processors, counted since some moment long ago: only differences mean something."""
+    """These are seconds of processors, counted since some moment long ago. Only differences between two of them mean something."""
 
     own_s: float
-    """The seconds of this process and all that it started."""
+    """This process and all that it started have used these seconds."""
     waited_s: dict[str, float]
-    """The seconds of each thread in which it was ready to run and no processor was free. Empty where the system does not tell."""
+    """Each thread was ready to run for these seconds while no processor was free. It is empty if the system does not tell."""
     machine_s: float
+    """All processors of the machine together were busy for these seconds."""
     others: dict[int, tuple[str, float]]
-    """The name and the seconds of each process that is not ours."""
+    """This holds the name and the seconds of each process that is not ours, by its number."""
     at_s: float = 0.0
-    """The moment of the look, because looking at every process of a busy machine takes longer than a short block."""
+    """This is the moment of the look. Looking at every process of a busy machine takes longer than a short block, so it counts."""
 
     @classmethod
     def now(cls) -> ProcessorUse:
@@ -162,7 +169,7 @@ class ProcessorUse(NamedTuple):
         )
 
     def since(self, before: ProcessorUse, wall_s: float) -> dict[str, Any]:
-        """Returns the fields of a `Block`."""
+        """Returns what was used since an earlier look, as fields of a `Block`."""
         own_s = max(self.own_s - before.own_s, 0.0)
         waited_s = sum(waited - before.waited_s.get(thread, 0.0) for thread, waited in self.waited_s.items())
         looked_s = max(self.at_s - before.at_s, wall_s)
@@ -175,7 +182,7 @@ class ProcessorUse(NamedTuple):
         }
 
     def _busiest(self, before: ProcessorUse, wall_s: float) -> tuple[str, ...]:
-        """Returns the busiest as a person reads them: `python3 (pid 4711): 0.98 cores`."""
+        """Returns the busiest other processes as a person reads them, such as `python3 (pid 4711): 0.98 cores`."""
         used = {
             pid: (name, (seconds - before.others.get(pid, ("", 0.0))[1]) / max(wall_s, 1e-9))
             for pid, (name, seconds) in self.others.items()
@@ -187,7 +194,10 @@ class ProcessorUse(NamedTuple):
 
 
 def _descendants() -> list[psutil.Process]:
-    """Loader workers compute for the step too. Looking for them takes long, so only where there are any."""
+    """Returns the processes that this one started, such as loader workers, which compute for the step too.
+
+    Looking for them takes long, so it is done only if there are any.
+    """
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     if children.exists() and not children.read_text().strip():
         return []
@@ -203,11 +213,11 @@ def _processor_s(process: psutil.Process) -> float:
 
 
 def _others() -> dict[int, tuple[str, float]]:
-    """Returns every process outside our own session, which holds what we started. Empty where the system does not tell."""
+    """Returns every process outside our own session, which holds what we started. It is empty if the system does not tell."""
     session, found = os.getsid(0), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):  # it may end meanwhile, or not be ours to see
-            # The name stands in parentheses and may hold blanks and parentheses of its own.
+            # The name stands in parentheses, and may contain blanks and parentheses.
             head, _, tail = path.read_text(errors="replace").rpartition(")")
             fields = tail.split()
             if int(fields[3]) != session:
@@ -217,7 +227,8 @@ def _others() -> dict[int, tuple[str, float]]:
 
 
 def _waited_s() -> dict[str, float]:
-    """From the scheduler's own account: running, waiting, and how often, in nanoseconds."""
+    """Returns how long each thread has waited for a processor. The scheduler's own account has three numbers for each thread:
+    nanoseconds running, nanoseconds waiting, and how often it ran."""
     found = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError):  # a thread may end meanwhile
@@ -226,6 +237,7 @@ def _waited_s() -> dict[str, float]:
 
 
 def _available_bytes() -> int:
+    """Returns the memory that is free, of the machine or of the process's control group, whichever is less."""
     available = int(psutil.virtual_memory().available)
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
@@ -234,13 +246,14 @@ def _available_bytes() -> int:
 
 
 COMPILER = "torch._inductor.async_compile"
+"""This module of torch holds the processes in which it compiles. It is looked up and not imported, because loading it takes long."""
 
 
 def end_compile_pool() -> None:
-    """End them; the next kernel that must be compiled starts new ones.
+    """Ends the processes in which torch.compile compiles. The next kernel that must be compiled starts new ones.
 
-    They begin when the first kernel is loaded, also one that is found in the cache, and then import torch for about 4 s. Torch's
-    own way to end them waits for that. Left alone, they take a core while the program, or another beside it, is timed.
+    They begin when the first kernel is loaded, even one that is found in the cache, and then import torch for about 4 s. Torch's
+    own way to end them waits for that. If they were left alone, they would take a core while this program or another is timed.
     """
     module = sys.modules.get(COMPILER)
     if module is None:
@@ -255,7 +268,7 @@ def end_compile_pool() -> None:
 
 def _end_pool(pool: Any) -> None:
     with pool.write_lock:
-        pool.running = False  # so that its thread takes the end of the process as asked for
+        pool.running = False  # so that its thread knows that the process was meant to end
     if (timer := getattr(pool, "timer", None)) is not None:
         timer.quit()
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -264,4 +277,4 @@ def _end_pool(pool: Any) -> None:
                 child.kill()
     pool.process.kill()
     pool.process.wait()
-    pool.shutdown()  # nothing is left of it but what waits for its answers, which is told so
+    pool.shutdown()  # what still waits for its answers is told that none will come

@@ -1,6 +1,6 @@
-"""AMD GPUs. Torch's ROCm builds answer to `torch.cuda`, so only what differs stands here.
+"""This is an AMD GPU as a device. Torch's ROCm builds answer to `torch.cuda`, so only what differs stands here.
 
-Written from documentation and recorded outputs: this file has not met the hardware yet.
+It was written from documentation and recorded outputs, and has not met the hardware yet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RocmDevice(CudaDevice):
         return None  # nothing of the kind is known of AMD
 
     def _pci_address(self) -> str | None:
-        """How amdsmi knows the card: its index is not HIP's."""
+        """Returns the address by which amdsmi knows the card, because its index there is not HIP's. Returns None if torch does not tell."""
         properties = self._properties()
         bus = getattr(properties, "pci_bus_id", None)
         if bus is None:
@@ -57,7 +57,7 @@ class RocmDevice(CudaDevice):
         return None  # torch's synchronisation warnings are not raised on ROCm
 
     def profiled(self) -> AbstractContextManager[Any]:
-        """HIP has the call and says that it is not supported; ROCm's profilers look at the whole process."""
+        """Returns a context that does nothing. HIP has the call but does not support it, and ROCm's profilers look at the whole process."""
         return nullcontext()
 
     def versions(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
 """This room takes the time: warm-up to a steady state, timed blocks with telemetry, ceilings, single operators.
 
-Called by `session.py` and `prepare.py` of the bench; each block goes back to the desk as it is.
+`session.py` and `prepare.py` of the bench call it. Each block goes back to the desk as it is.
 """

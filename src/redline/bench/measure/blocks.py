@@ -1,4 +1,4 @@
-"""Warm-up to a steady state, timed blocks with telemetry beside them, and the least memory a step can do with."""
+"""This warms a step up to a steady state, times blocks with telemetry beside them, and finds the least memory a step can do with."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ from redline.model.record import Block, TelemetrySample, Warmup
 from redline.model.spec import MeasureSpec
 
 TELEMETRY_PERIOD_S = 0.1
+"""During a block the device is asked for clocks, power and temperature once in this time."""
 LOOKS = 3
+"""The operators of a step are timed this often, and the shortest time counts: other processes only make it longer."""
 LONG_STEP_S = 1.0
 """The operators of a longer step are timed once only."""
 BARE_WARMUP_STEPS = 2
+"""Under a profiler from outside, a step is run this often before it counts as warm."""
 LONG_STEP_FACTOR = 10
 """A step longer than this many settling times is not disturbed by what settles."""
 OVERRUN = 4.0
@@ -36,23 +39,27 @@ OVERRUN = 4.0
 MARK_EVERY_S = 0.5e-3
 """A GPU takes one or two microseconds for a mark, and so does the host: one mark in this time stays below half a percent."""
 STEPS_PER_PHASED = 10
-"""Timed steps for each further one whose phases are marked."""
+"""For this many timed steps there is one further step whose phases are marked."""
 SQUEEZE_PRECISION = 0.005
-"""Share of the memory needed. The allocator's own rounding hides anything finer."""
+"""The search for the least memory ends at this share of it. The allocator's own rounding hides anything finer."""
 SQUEEZE_STEPS = 2
-"""The first fills the empty cache, the second must live with what the first left behind."""
+"""Two steps must fit under a cap: the first fills the empty cache, and the second must live with what the first left behind."""
 SQUEEZE_SECONDS = 10.0
+"""The search for the least memory takes at most this long, and then answers with the best it has found."""
 MEDIAN_AGREEMENT, QUARTILE_AGREEMENT = 0.01, 0.05
+"""Two windows agree on an accelerator if their medians and their quartiles differ by at most these shares."""
 CPU_MEDIAN_AGREEMENT, CPU_QUARTILE_AGREEMENT = 0.05, 0.15
-"""A shared CPU never agrees to 1 %."""
+"""On a CPU the shares are larger, because windows on a shared CPU never agree to 1 %."""
 LOOK_PERIOD_S = 0.02
-"""Windows of short steps are long lists: no need to sort them again after every step."""
+"""Windows are compared this often at most. Those of short steps are long lists, which need not be sorted after every step."""
 TELL_PERIOD_S = 1.0
+"""The progress of a warm-up is told this often."""
 GO_ON, SETTLED, LATE = 0, 1, 2
+"""These are the verdicts on a warm-up. They are numbers, because ranks agree on them by a collective."""
 
 
 class Sampling:
-    """Context manager: `samples` and `energy_j` are complete once it has been left."""
+    """This context manager watches a device from a thread. `samples` and `energy_j` are complete once it has been left."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -73,7 +80,7 @@ class Sampling:
         self.samples.append(self._device.look(time.perf_counter() - self._started, neighbours=True))
         after = self._device.energy_j()
         if after is not None and self._energy_before is not None and after >= self._energy_before:
-            # A window shorter than the counter's period reads 0, and the next one what both used: together they are right.
+            # A window shorter than the counter's period reads 0, and the next one reads what both used. Their sum is right.
             self.energy_j = after - self._energy_before
 
     def _watch(self) -> None:
@@ -83,7 +90,7 @@ class Sampling:
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """No garbage collection inside a block. What lives by then was frozen when the session was prepared."""
+    """Within this context Python collects no garbage. What lives by then was frozen when the session was prepared."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -95,8 +102,8 @@ def quiet_collector() -> Iterator[None]:
 
 @contextmanager
 def watched(device: Device, turn: int | None = None) -> Iterator[dict[str, Any]]:
-    """Every block is timed in this context. It yields a dict that holds, once the context has been left, what was seen beside the steps,
-    as fields of a `Block`."""
+    """Every block is timed in this context. It yields a dict. Once the context has been left, the dict holds what was seen beside
+    the steps, as fields of a `Block`."""
     device.synchronize()
     device.reset_peaks()
     before, seen = ProcessorUse.now(), dict[str, Any]()
@@ -113,9 +120,9 @@ def watched(device: Device, turn: int | None = None) -> Iterator[dict[str, Any]]
 def measure_block(
     step: TimedStep, device: Device, request: Measure, step_estimate_s: float, ranks: Ranks | None = None
 ) -> Block:
-    """Measures one block of the kind asked for: latency waits after every step, throughput only at the end.
+    """Measures one block of the kind asked for. Latency waits for the device after every step, throughput only at the end.
 
-    A timed step is what a plain loop runs. What its phases take is seen in further steps behind the timed ones.
+    A timed step is what a plain loop runs. Further steps behind the timed ones show what its phases take.
     """
     ranks = ranks or Ranks()
     settling, timed = ranks.agreed(*plan_steps(request, step_estimate_s))
@@ -136,13 +143,13 @@ def measure_block(
     if request.kind == "throughput":
         parts["phases"] = _phases(step, step.plain, step.phases, device, phased)
         if ranks.several and isinstance(step, TrainingStep):
-            ranks.meet()  # all of them compute at the same time, as in any other step
+            ranks.meet()  # so that all of them compute at the same time, as in any other step
             parts["alone"] = _phases(step, step.alone, step.phases[:2], device, max(phased, 1))
     return Block(**block, **seen, **parts, kind=request.kind, round=request.round)
 
 
 def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
-    """Returns how many steps to let pass and how many to time, fixed beforehand: a host running ahead has no sense of time."""
+    """Returns how many steps to let pass and how many to time. It is fixed beforehand, because a host that runs ahead sees no times."""
     estimate = max(step_estimate_s, 1e-7)
     settles = estimate < LONG_STEP_FACTOR * request.settle_seconds
     settling = math.ceil(request.settle_seconds / estimate) if settles else 0
@@ -151,7 +158,7 @@ def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
 
 
 def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: int, longest_s: float) -> dict[str, Any]:
-    """Runs steps by the host's clock, each to its end."""
+    """Runs steps one by one, each to its end, and times them by the host's clock."""
     clock, synchronize = time.perf_counter, device.synchronize
     ends = [clock()]
     deadline = ends[0] + longest_s
@@ -162,13 +169,13 @@ def _one_by_one(run: Callable[[], Any], device: Device, settling: int, timed: in
         if ends[-1] > deadline:
             if len(ends) > settling + 1:
                 break
-            settling = len(ends) - 1  # time enough to settle has passed: the next step counts, and is the last
+            settling = len(ends) - 1  # enough time to settle has passed, so the next step counts and is the last
     samples = _between(ends)
     return {"clock": "host", "samples": samples[settling:], "settling": samples[:settling], "steps_per_sample": 1}
 
 
 def _in_a_row(run: Callable[[], Any], device: Device, settling: int, timed: int, stride: int) -> dict[str, Any]:
-    """Runs steps that a device does behind the host, by the device's clock; one sample is the mean of `stride` steps."""
+    """Runs steps without waiting in between, and times them by the device's clock. One sample is the mean of `stride` steps."""
     settling, timed = (math.ceil(count / stride) for count in (settling, timed))
     clock, mark = time.perf_counter, device.marker(settling + timed + 1)
     marks, issued = [mark()], [clock()]
@@ -199,7 +206,10 @@ def _phases(
     device: Device,
     steps: int,
 ) -> dict[str, tuple[float, ...]]:
-    """Returns the seconds of each phase in this many further steps. `body` makes a step that calls a mark after each phase."""
+    """Returns the seconds of each phase in this many further steps. `body` makes a step that calls a mark after each phase.
+
+    It returns nothing for a step of one phase, whose time is the step's.
+    """
     if len(names) == 1 or not steps:
         return {}
     marks: list[Any] = []
@@ -207,7 +217,7 @@ def _phases(
         run = body(lambda: marks.append(device.mark()))
         if run is None:
             return {}
-        skipped = int(device.is_accelerator)  # the first one waits for the host, as no step in a row does
+        skipped = int(device.is_accelerator)  # the first waits for the host, which no step in a row does
         for _ in range(skipped + steps):
             marks.append(device.mark())
             run()
@@ -227,9 +237,9 @@ def reach_steady_state(
     agreed: Callable[[int], list[int]] = lambda verdict: [verdict],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Warmup:
-    """Run `step` (which returns when its work is done) until it settles or the cap is reached.
+    """Runs `step`, which returns when its work is done, until it settles or the time is up. Returns the warm-up with the reason.
 
-    `tell` hears once a second how far it is. Of several ranks, `agreed` returns the verdict of the one that decides.
+    `tell` is called once a second with the progress. Among several ranks, `agreed` returns the verdict of the one that decides.
     """
     median, quartile = MEDIAN_AGREEMENT, QUARTILE_AGREEMENT
     if not is_accelerator:
@@ -265,7 +275,7 @@ def reach_steady_state(
 
 
 def few_steps(step: Callable[[], object]) -> Warmup:
-    """A warm-up that waits for nothing, because a profiler from outside makes every step slow."""
+    """Returns a warm-up that waits for no steady state, because a profiler from outside makes every step slow."""
     ends = [time.perf_counter()]
     for _ in range(BARE_WARMUP_STEPS):
         step()
@@ -275,7 +285,7 @@ def few_steps(step: Callable[[], object]) -> Warmup:
 
 
 def _window_length(samples: Sequence[float], fewest: int, seconds: float) -> int:
-    """Returns how many of the last steps make a window: ten steps of a microsecond would never see a clock that drifts."""
+    """Returns how many of the last steps make a window. It also spans some time: ten steps of a microsecond see no drifting clock."""
     elapsed, count = 0.0, 0
     for sample in reversed(samples):
         if elapsed >= seconds and count >= fewest:
@@ -294,7 +304,7 @@ def windows_agree(samples: Sequence[float], window: int, median: float, quartile
 
 
 class _TimesOperators(WholeDispatchMode):
-    """Adds up the time spent in operators."""
+    """This adds up the time that is spent in operators."""
 
     seconds = 0.0
 
@@ -309,8 +319,8 @@ class _TimesOperators(WholeDispatchMode):
 def operators_share(step: TimedStep, setup: Setup, spec: MeasureSpec, warmup: Warmup) -> float | None:
     """Returns the share of a step on a CPU that is spent in operators; the rest is Python and what it waits for.
 
-    The shortest of several looks and the shortest undisturbed step count, because other processes make either longer. None
-    if operators do not run one by one, if no step may be added, and for tensors that cannot be looked at in this way.
+    The shortest of several looks and the shortest undisturbed step count, because other processes make either longer. It returns
+    None if operators do not run one by one, if no step may be added, and for tensors that cannot be looked at in this way.
     """
     shortest = min(warmup.samples[-spec.warmup_window :], default=0.0)
     if spec.sparing or not shortest or not setup.runs_one_by_one or setup.device.is_accelerator:
@@ -350,7 +360,7 @@ def least_memory(step: TimedStep, device: Device, limit_bytes: int | None) -> in
                 continue
             high = min(high, reserved)
             if reserved > middle:
-                break  # a graph's private pool stays reserved whatever the cap: less is impossible
+                break  # a graph's private pool stays reserved whatever the cap is, so less is impossible
     finally:
         device.cap_allocator(limit_bytes)
     return high
@@ -370,7 +380,7 @@ def _reserved_under(step: TimedStep, device: Device, cap_bytes: int) -> int | No
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    # Outside the handler, whose traceback would keep the failed step's tensors alive.
+    # This stands outside the handler, whose traceback would keep the failed step's tensors alive.
     step.recover()
     device.release_cache()
     return None

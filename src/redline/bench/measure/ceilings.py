@@ -1,9 +1,9 @@
-"""The device's limits, measured: matrix products per number format, copy bandwidth, the time between two tiny operators.
+"""This measures a device's limits: matrix products per number format, copy bandwidth, and the time between two tiny operators.
 
-For each figure several shapes are timed, each in short bursts by the device's own clock; the fastest counts. A ceiling is
-what the device can do, so that neither a shape it does not like nor a neighbour speaks against it. Between bursts a GPU
-rests: products without a pause reach the power limit within a fraction of a second, and clocks fall. Without rests bf16
-came to 690 TFLOP/s on an H200 of which 791 are known.
+For each figure several shapes are timed, each in short bursts by the device's own clock, and the fastest counts. A ceiling is
+what the device can do, so a shape that suits it badly or a neighbour must not lower it. Between bursts a GPU rests, because
+products without a pause reach the power limit within a fraction of a second, and clocks fall. Without rests an H200 showed
+690 TFLOP/s in bf16, and it is known to reach 791.
 
 A machine that is busy with something else shows too little of itself. Then the ceilings say so, and are measured again at their next use.
 """
@@ -30,30 +30,35 @@ Shape = tuple[int, int, int]
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GPU_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 16384), (16384, 8192, 8192))
-"""M, N, K, the smallest first: what comes later may not fit. Every multiprocessor has many tiles to do."""
+"""These are M, N and K, the smallest first, because later ones may not fit. In each, every multiprocessor has many tiles to do."""
 CPU_SIZES = (512, 1024, 2048)
+"""A CPU is measured with square products of these sizes, as far as they are quick enough."""
 CPU_LONGEST_S = 0.25
 """A format that the CPU only emulates is measured at the largest size that is still this quick."""
 
 BURSTS = 12
+"""Each shape is timed in this many bursts, of which the fastest counts."""
 BURST_S = 0.015
-"""A burst is as many calls in a row as take this long: a single one would measure the launch too."""
+"""A burst is as many calls in a row as take this long. A single call would measure the launch too."""
 REST_S = 0.06
-"""Before each burst on a GPU: its power limit holds on average over some tens of milliseconds."""
+"""A GPU rests for this long before each burst, because its power limit holds on average over some tens of milliseconds."""
 WARM_S = 0.5
-"""Products in the fastest format run for this long before anything is timed: clocks rise."""
+"""Products in the fastest format run for this long before anything is timed, so that clocks rise."""
 
 COPY_BYTES = {True: 1 << 30, False: 1 << 27}
-"""Bytes that are copied at least, on an accelerator and on a CPU."""
+"""At least this many bytes are copied on an accelerator (True) and on a CPU (False)."""
 COPY_TO_CACHE = 8
-"""Buffers are at least this many times as large as the cache."""
+"""Buffers are at least this many times as large as the cache, so that a copy goes through memory."""
 LAUNCHES = 500
+"""This many tiny operators in a row make one burst, whose mean is the time of a launch."""
 
 BUSY_CORES = 0.25
-"""A CPU of which others keep more cores than this busy cannot show all it has."""
+"""If other processes keep more cores than this busy, a CPU cannot show all it has, and the ceilings say so."""
 
 
 def measure_ceilings(device: Device, on_progress: OnProgress = lambda progress: None) -> Ceilings:
+    """Returns the device's ceilings. The measurement takes some seconds, and `on_progress` hears what is being measured."""
+
     def tell(what: str) -> None:
         on_progress(Progress(stage="ceilings", detail=what))
 
@@ -111,7 +116,7 @@ def _doubts(device: Device, others_cores: float, busiest: tuple[str, ...]) -> It
 
 
 def _formats(device: Device) -> Iterator[str]:
-    """Yields the formats that this device has; what it refuses is left out, not guessed."""
+    """Yields the formats that this device has. A format that it refuses is left out, not guessed."""
     yield "fp32"
     if device.tf32_refusal() is None:
         yield "tf32"
@@ -121,7 +126,7 @@ def _formats(device: Device) -> Iterator[str]:
 
 
 def _products(device: Device, form: str, notes: list[Note]) -> dict[Shape, list[float]]:
-    """Returns the seconds per product in each burst, for each shape that fits."""
+    """Returns the seconds per product in each burst, for each shape that fits. A format that the GPU lacks leaves a note."""
     found: dict[Shape, list[float]] = {}
     device.allow_tf32(form == "tf32")
     try:
@@ -131,7 +136,7 @@ def _products(device: Device, form: str, notes: list[Note]) -> dict[Shape, list[
         if is_out_of_memory(error) or form not in ("int8", "fp8"):
             if not found:
                 raise
-        else:  # these two are asked of every GPU; most say no, and how differs from version to version
+        else:  # every GPU is asked for these two, most refuse, and how they refuse differs from version to version
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             notes.append(note("format-not-measured", f"no {form} products: {why}", about=form))
     finally:
@@ -141,8 +146,9 @@ def _products(device: Device, form: str, notes: list[Note]) -> dict[Shape, list[
 
 
 def _shapes(device: Device, form: str) -> Iterator[Shape]:
+    """Yields the shapes to measure. On a CPU it stops at a product that takes too long."""
     if device.is_accelerator:
-        # Full fp32 takes twenty times as long as the rest, and smaller shapes tell it as well.
+        # Full fp32 takes twenty times as long as the rest, and smaller shapes show its limit as well.
         yield from GPU_SHAPES[:2] if form == "fp32" else GPU_SHAPES
         return
     for size in CPU_SIZES:
@@ -157,7 +163,7 @@ def _shapes(device: Device, form: str) -> Iterator[Shape]:
 
 
 def _product(device: Device, form: str, shape: Shape) -> Call:
-    """Returns a product of random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
+    """Returns a product of random numbers. Zeros would not do, because a GPU multiplies them with less power, hence faster."""
     m, n, k = shape
     target = device.torch_device
     if form == "int8":
@@ -176,7 +182,7 @@ def _product(device: Device, form: str, shape: Shape) -> Call:
 
 
 def _copies(device: Device) -> dict[int, list[float]]:
-    """Returns the seconds per copy in each burst, by the bytes that are copied. The smallest is still too large for any cache."""
+    """Returns the seconds per copy in each burst, by the bytes that are copied. Even the smallest size is too large for any cache."""
     least = max(
         COPY_BYTES[device.is_accelerator], 4 * COPY_TO_CACHE * (device.cache_bytes() or 0), 4 * COPY_BYTES[False]
     )
@@ -190,12 +196,14 @@ def _copies(device: Device) -> dict[int, list[float]]:
 
 
 def copy_of(device: Device, size: int) -> Call:
+    """Returns a call that copies this many bytes from one place on the device to another."""
     source = torch.empty(size, device=device.torch_device, dtype=torch.uint8).fill_(3)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def _launches(device: Device) -> list[float]:
+    """Returns the seconds between two tiny operators in each burst, which are the cost of launching one."""
     tiny = torch.zeros(1, device=device.torch_device)
 
     def many() -> None:
@@ -206,7 +214,7 @@ def _launches(device: Device) -> list[float]:
 
 
 def time_bursts(device: Device, call: Call, bursts: int, burst_s: float, *, rest_s: float = 0.0) -> list[float]:
-    """Returns the seconds per call in each of several bursts, by the device's own clock. A GPU rests before each burst."""
+    """Returns the seconds per call in each of several bursts, by the device's own clock. A GPU rests before each."""
     call()
     device.synchronize()
     before = time.perf_counter()
@@ -217,7 +225,7 @@ def time_bursts(device: Device, call: Call, bursts: int, burst_s: float, *, rest
     for _ in range(bursts):
         if device.is_accelerator:
             time.sleep(rest_s)
-        call()  # wakes it up, and is not timed
+        call()  # this call wakes the device up, and is not timed
         marks = [device.mark()]
         for _ in range(calls):
             call()
@@ -227,6 +235,7 @@ def time_bursts(device: Device, call: Call, bursts: int, burst_s: float, *, rest
 
 
 def _warm(device: Device) -> None:
+    """Runs products for a while, so that the clocks have risen when the first burst is timed."""
     form = "bf16" if device.is_accelerator and device.refusal_of(torch.bfloat16) is None else "fp32"
     product = _product(device, form, GPU_SHAPES[0] if device.is_accelerator else (1024, 1024, 1024))
     end = time.perf_counter() + WARM_S

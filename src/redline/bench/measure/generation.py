@@ -1,4 +1,4 @@
-"""Timed generations, and what a token has to read."""
+"""This times generations, and finds out what a token has to read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from redline.model.record import Block
 from redline.model.work import GenerationInfo
 
 COPIES = 8
+"""The copy bandwidth is the best of this many copies."""
 WATCHED_TOKENS = 4
 """The reads of weights are watched in this many decode steps: which experts they need differs from token to token."""
 
 
 def measure_generations(step: GenerateStep, device: Device, request: Measure, estimate_s: float) -> Block:
-    """Time whole generations, each started on an idle device."""
+    """Returns a block of whole generations, each of which starts on an idle device."""
     _, timed = plan_steps(request, estimate_s)
     timings: list[Timing] = []
     with step.context(), watched(device) as seen:
@@ -50,7 +51,10 @@ def measure_generations(step: GenerateStep, device: Device, request: Measure, es
 
 
 def generation_info(step: GenerateStep, device: Device, *, watch: bool = True) -> GenerationInfo:
-    """Without `watch`, near the edge of memory where nothing more may run, all weights count that a token may read."""
+    """Returns what a token has to read, and how large the cache is.
+
+    Near the edge of memory nothing more may run. There `watch` is False, and all weights count that a token may read.
+    """
     decoder = step.decoder
     cache_bytes = _bytes(decoder.cache_tensors())  # as the last text has left it
     cache_read_bytes = round(sum(share * _bytes([tensor]) for tensor, share in decoder.cache_reads()))
@@ -68,7 +72,8 @@ def generation_info(step: GenerateStep, device: Device, *, watch: bool = True) -
 
 
 def token_reads(about: Known, inputs: Sequence[Tensor], written: int) -> tuple[list[int], int]:
-    """Returns what `moved_bytes` does, without tables of which rows are taken, and of many experts only those that a token is sent to."""
+    """Returns what `moved_bytes` returns, except that tables of which rows are taken do not count, and of many experts only those
+    that a token is sent to."""
     read, written = moved_bytes(about, inputs, written)
     ends = next((tensor for tensor in inputs if tensor.dtype == torch.int32), None)
     if about.name == "embedding":
@@ -81,7 +86,7 @@ def token_reads(about: Known, inputs: Sequence[Tensor], written: int) -> tuple[l
 
 
 def _read_bytes(step: GenerateStep) -> float:
-    """Returns the bytes of weights per decode step, on average over a few; a quantized model counts with what it holds."""
+    """Returns the bytes of weights that a decode step reads, on average over a few. Of a quantized model, all that it holds count."""
     decoder = step.decoder
     is_quantized = any(len(stored(weight)) > 1 for weight in decoder.parameters())
     if is_quantized or decoder.new_tokens == 1:
@@ -97,12 +102,13 @@ def _read_bytes(step: GenerateStep) -> float:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Returns the bytes that the tensors hold, each once; a quantized one counts with the tensors that it is made of."""
+    """Returns the bytes that the tensors hold, each once. A quantized tensor counts as the tensors that it is made of."""
     parts = {part.data_ptr(): part for tensor in tensors for part in stored(tensor)}
     return sum(part.numel() * part.element_size() for part in parts.values())
 
 
 def _copy_bytes_per_s(device: Device) -> float | None:
+    """Returns the bytes that a copy reads and writes per second, or None if its buffers may not fit into memory."""
     size, available = COPY_BYTES[device.is_accelerator], device.info().memory_bytes
     if available is not None and 8 * size > available:
         return None

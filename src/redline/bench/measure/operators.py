@@ -1,4 +1,4 @@
-"""Single operators, timed one by one: named ones over given shapes, or those that a model calls.
+"""This times single operators one by one: named ones over given shapes, or those that a model calls.
 
 The operators of a model are caught in one real forward, and each distinct call is run again by itself on random
 tensors of the same shapes, number formats and layout.
@@ -33,8 +33,9 @@ from redline.model.spec import RunSpec
 from redline.model.work import OperatorTime
 
 BURSTS, BURST_S = 7, 0.02
+"""Each operator is timed in this many bursts of this length, which takes about 0.15 s for each."""
 MOST_FROM_A_MODEL = 40
-"""The number of distinct calls that are timed, those with most work first."""
+"""At most this many distinct calls of a model are timed, those with most work."""
 
 
 def answer_operators(asked: AskOperators) -> OperatorTimes:
@@ -46,6 +47,7 @@ def answer_operators(asked: AskOperators) -> OperatorTimes:
 
 
 def _timed_case(case: OperatorCase, device: Device) -> OperatorTime:
+    """Returns the times of one operator over one shape, or why this device cannot run it."""
     row = OperatorTime(operator=case.operator, shape="×".join(map(str, case.shape)), number_format=case.number_format)
     is_tf32, dtype = case.number_format == "tf32", HALVES.get(case.number_format, torch.float32)
     refusal = device.tf32_refusal() if is_tf32 else device.refusal_of(dtype)
@@ -59,7 +61,7 @@ def _timed_case(case: OperatorCase, device: Device) -> OperatorTime:
 
 
 def _call_of(case: OperatorCase, dtype: torch.dtype, device: Device) -> Call:
-    """Returns a call with random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
+    """Returns a call with random numbers. Zeros would not do, because a GPU multiplies them with less power, hence faster."""
     random = partial(torch.randn, device=device.torch_device, dtype=dtype)
     shape = case.shape
     match case.operator, shape:
@@ -78,7 +80,7 @@ def _call_of(case: OperatorCase, dtype: torch.dtype, device: Device) -> Call:
 
 
 def _of_model(spec: RunSpec, device: Device) -> OperatorTimes:
-    """Times the operators of one forward of the model under its recipe; what a compiler would fuse stays apart."""
+    """Times the operators of one forward of the model under its recipe. Operators that a compiler would fuse stay apart."""
     setup = set_up(spec, device, ask=False)
     # The model is built outside: weights made under inference mode could not be changed any more.
     with torch.inference_mode():
@@ -103,11 +105,11 @@ class _Same:
     row: OperatorTime
     work: int
     make: Callable[[], Call]
-    """Makes the same call with other numbers."""
+    """This makes the same call with other numbers."""
 
 
 class _Caught(WholeDispatchMode):
-    """Catches the operators that a model calls, with how often it calls each with the same shapes."""
+    """This catches the operators that a model calls, and counts how often it calls each with the same shapes."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -119,8 +121,8 @@ class _Caught(WholeDispatchMode):
         with WorkCounter([], tf32_kinds(self._device)) as counter:
             out = func(*args, **kwargs)
         about = known(func)
-        # One call may be several operators inside, as that of a recurrent layer is. Views and moves are not what a model is
-        # made of; lookups are.
+        # One call may be several operators inside, as that of a recurrent layer is. Views and moves are left out, because a model
+        # is not made of them. Lookups are kept.
         parts = [row for row in counter.rows.elements() if row.kind != "copy" or about.layer == "embedding"]
         if parts and func._schema.is_mutable:
             self.writes[about.name] += 1
@@ -140,7 +142,7 @@ class _Caught(WholeDispatchMode):
 
 
 def _like(tensor: Tensor, device: Device) -> Any:
-    """Returns what makes a random tensor like this one; indices and masks stay as they are, because only some are valid."""
+    """Returns a function that makes a random tensor like this one. Indices and masks are copied, because only some are valid."""
     if not tensor.is_floating_point():
         return tensor.detach().clone()
     empty = partial(torch.empty_strided, tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device.torch_device)
@@ -149,17 +151,18 @@ def _like(tensor: Tensor, device: Device) -> Any:
 
 
 def _again(func: Any, like: Any) -> Call:
+    """Returns a call of the operator with freshly drawn tensors."""
     args, kwargs = pytree.tree_map_only(FunctionType, lambda make: make(), like)
     return partial(func, *args, **kwargs)
 
 
 def _weight(row: Row) -> tuple[int, int]:
-    """The main operator among those that a call consists of is the one that is largest by this."""
+    """Returns a key to sort by: the main operator among those that a call consists of is the one with the largest."""
     return row.flops, row.bytes
 
 
 def _timed(row: OperatorTime, make: Callable[[], Call], device: Device) -> OperatorTime:
-    """Returns the row with its times, or with the reason: too large for this device, or a format that it does not take."""
+    """Returns the row with its times, or with the reason why there are none, such as a shape that is too large for this device."""
     try:
         call = make()
         with WorkCounter([], tf32_kinds(device)) as counter:
