@@ -19,7 +19,7 @@ from redline.model.record import TraceRef
 
 
 def capture(step: TimedStep, device: Device, request: Profile, eager: torch.nn.Module | None = None) -> TraceRef:
-    """`eager`: the model whose modules may be marked; None where the recipe dissolves them."""
+    """Captures a trace and returns where it lies. `eager` is the model whose modules may be marked; None if the recipe dissolves them."""
     started = time.perf_counter()
     marked = MarkedStep(step, device)
     with step.context(), marked_modules(eager) if request.modules and eager is not None else nullcontext():
@@ -37,6 +37,7 @@ def capture(step: TimedStep, device: Device, request: Profile, eager: torch.nn.M
 
 
 def run_under_torch(step: MarkedStep, device: Device, request: Profile) -> None:
+    """Runs the steps under torch's own profiler, and writes its trace to the file that was asked for."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.is_accelerator:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -44,7 +45,9 @@ def run_under_torch(step: MarkedStep, device: Device, request: Profile) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unwatched = request.wait + request.warmup
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "Profiler won't be using warmup" and its kin: the schedule is ours
+        warnings.simplefilter(
+            "ignore"
+        )  # "Profiler won't be using warmup" and its kin say nothing here, because the schedule is ours
         with torch.profiler.profile(
             activities=activities,
             schedule=torch.profiler.schedule(wait=request.wait, warmup=request.warmup, active=request.active),
@@ -55,15 +58,15 @@ def run_under_torch(step: MarkedStep, device: Device, request: Profile) -> None:
         ) as profiler:
             for number in range(1, unwatched + request.active + 1):
                 step()
-                # Recorded steps follow each other as in a timed block, the host running ahead. Only the first begins
-                # with an empty queue, so that no work without its launch is in the trace, and the last ends with one.
+                # Recorded steps follow each other as in a timed block, where the host runs ahead. Only the first begins
+                # with an empty queue, so that the trace has no work without its launch, and the last ends with one.
                 if number in (unwatched, unwatched + request.active):
                     device.synchronize()
                 profiler.step()
 
 
 def run_for_others(step: MarkedStep, device: Device, request: Profile) -> None:
-    """The profiler stands in front of the worker; it is told when to look."""
+    """Runs the steps for a profiler that stands in front of the worker, and tells it when to look."""
     for _ in range(request.warmup):
         step()
     device.synchronize()
@@ -75,6 +78,7 @@ def run_for_others(step: MarkedStep, device: Device, request: Profile) -> None:
 
 PREFIX = "redline/"
 MODULE_PREFIX = "redline-module/"
+"""Ranges of phases and of modules begin with these, so that whoever reads the trace can tell them from others."""
 
 
 @contextmanager
@@ -99,7 +103,7 @@ def marked_modules(model: nn.Module) -> Iterator[None]:
 
 
 class MarkedStep:
-    """Runs a plain step with a range around each phase: in torch's own trace, and by NVTX or ROCTX for the vendors' tools."""
+    """This runs a plain step with a range around each phase: in torch's own trace, and by NVTX or ROCTX for the vendors' tools."""
 
     def __init__(self, step: TimedStep, device: Device) -> None:
         self._phases, self._device = step.phases, device

@@ -1,7 +1,7 @@
-"""The bench's answer to `AskHealth`: what torch says about itself and about the machine under it.
+"""This is the bench's answer to `AskHealth`: what torch says about itself and about the machine under it.
 
-`look` asks torch, and the rows of `FACTS` say what follows. None of them opens a GPU: that would make a context on each, also on one
-that others are using.
+`look` asks torch, and the rows of `FACTS` say what follows. Neither opens a GPU, because that would make a context on each, even on
+one that others are using.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redline.model.protocol import Health
 from redline.model.record import DeviceInfo
 from redline.system.health import Fact, Machine, judged, otherwise
 
-# What inductor's CPU code needs: the C++ library, Python's headers, and OpenMP where it is used.
+# This program needs what inductor's CPU code needs: the C++ library, Python's headers, and OpenMP where it is used.
 TINY_PROGRAM = """
 #include <Python.h>
 #include <vector>
@@ -45,31 +45,31 @@ DRIVER_FIXES: dict[DriverProblem, str] = {
     "other": "see what the driver says: nvidia-smi or rocminfo; in a container start it with its GPUs (--gpus all)",
 }
 HIDING = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""These variables choose GPUs, and an empty list or one that begins with -1 hides all of them."""
+"""These variables choose GPUs. An empty list, or one that begins with -1, hides all of them."""
 
 
 def _affinity() -> int:
-    # Only Linux tells a process where it may run.
+    # Only Linux tells a process on which processors it may run.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class Torch:
-    """What torch says of itself, beside the machine that it runs on."""
+    """This holds what torch says of itself, and the machine that it runs on."""
 
     version: str
     cuda: str | None = None
     hip: str | None = None
     unavailable: str = ""
-    """Torch says this when no GPU can be used."""
+    """Torch says this if no GPU can be used."""
     devices: tuple[DeviceInfo, ...] = ()
     arch_list: tuple[str, ...] = ()
     dnn: str | None = None
-    """The version of cuDNN or MIOpen; None when it could not be loaded."""
+    """The version of cuDNN or MIOpen, or None if it could not be loaded."""
     triton: str | None = None
     torchvision: str | None = None
     torchvision_needs: str = ""
-    """Torchvision's own metadata ask this of torch."""
+    """Torchvision's own metadata ask for this version of torch."""
     torchvision_error: str = ""
     threads: int = 1
     cpus: int = field(default_factory=_affinity)
@@ -82,7 +82,7 @@ class Torch:
 
     @property
     def served(self) -> bool:
-        """A card is here that this build computes on. Machines with cards of both vendors exist, and one of them is enough."""
+        """True if this build computes on a card of the machine. Some machines have cards of both vendors, and one of them is enough."""
         return ("NVIDIA" if self.cuda else "AMD" if self.hip else "") in self.machine.vendors
 
     @property
@@ -104,22 +104,22 @@ class Torch:
 
     @property
     def fits_torchvision(self) -> bool:
-        # A build of one's own, such as 2.7.0a0+git1234, counts as the version that it will be.
+        # A build from source, such as 2.7.0a0+git1234, counts as the version that it will become.
         base = Version(self.version).base_version
         return Requirement(self.torchvision_needs or "torch").specifier.contains(base)
 
     @property
     def usable(self) -> int:
-        """How many CPUs this process may use. A control group may allow less time than its processors have."""
+        """Returns how many CPUs this process may use. A control group may allow less time than its processors have."""
         quota = self.machine.read("sys/fs/cgroup/cpu.max").split()
         limit = int(quota[0]) / int(quota[1]) if len(quota) == 2 and quota[0].isdecimal() else math.inf
         return min(self.cpus, math.ceil(min(limit, self.cpus)))
 
     @cached_property
     def compiler(self) -> tuple[str, bool, str]:
-        """The compiler of torch.compile, whether it works, and the first error if it does not.
+        """Returns the compiler of torch.compile, whether it works, and the first error if it does not.
 
-        One that lacks a header fails minutes into a run, so that it compiles one tiny file here.
+        A compiler that lacks a header fails minutes into a run, so it must compile one tiny file here.
         """
         name = self.machine.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
         with tempfile.TemporaryDirectory(prefix="redline-") as folder:
@@ -186,6 +186,7 @@ FACTS = (
 
 
 def health(seen: Torch | None = None) -> Health:
+    """Returns the facts about torch and about each GPU that it sees."""
     seen = seen or look()
 
     def runs(info: DeviceInfo) -> bool:
@@ -199,29 +200,30 @@ def health(seen: Torch | None = None) -> Health:
 
 
 def runs_on(capability: str, arch_list: tuple[str, ...]) -> bool:
-    """True if code built for `arch_list` runs on a device of this capability ('9.0' or 'gfx942')."""
+    """Returns whether code that was built for `arch_list` runs on a device of this capability, such as '9.0' or 'gfx942'."""
     if capability.startswith("gfx"):
         return capability in arch_list
     own = tuple(int(part) for part in capability.split("."))
     for arch in arch_list:
         if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch):
             built = int(match[2]), int(match[3])
-            # Binary code runs on later minor revisions, PTX (compute_) on everything later, 'a' code nowhere else.
+            # Binary code runs on later minor revisions, PTX (compute_) runs on everything later, and 'a' code runs nowhere else.
             is_later = built < own and (match[1] == "compute" or built[0] == own[0])
             if built == own or (is_later and match[4] != "a"):
                 return True
     return False
 
 
-# What torch says
+# The functions below ask torch.
 
 
 def look() -> Torch:
+    """Returns what torch says of itself. Whatever is broken is left out or told as a text, because a broken install must be described."""
     error, dnn, triton = "", None, None
     try:
         torch.cuda.init()
         error = "" if torch.cuda.device_count() else "no device is visible"
-    except (RuntimeError, AssertionError) as raised:  # AssertionError: built without CUDA
+    except (RuntimeError, AssertionError) as raised:  # an AssertionError says that torch was built without CUDA
         error = str(raised).splitlines()[0]
     devices = () if error else tuple(map(_device, range(torch.cuda.device_count())))
     with contextlib.suppress(
@@ -260,13 +262,13 @@ def _device(index: int) -> DeviceInfo:
 
 
 def dotted(number: int) -> str | None:
-    """92600 is cuDNN 9.26.0, 8902 is cuDNN 8.9.2, 3002000 is MIOpen 3.2.0."""
+    """Returns a library's number as a version: 92600 is cuDNN 9.26.0, 8902 is cuDNN 8.9.2, and 3002000 is MIOpen 3.2.0."""
     major, minor = (1_000_000, 1000) if number >= 1_000_000 else (10_000, 100) if number >= 10_000 else (1000, 100)
     return f"{number // major}.{number % major // minor}.{number % minor}" if number else None
 
 
 def _look_at_torchvision() -> tuple[str | None, str, str]:
-    """Returns its version, what it asks of torch, and why it does not work."""
+    """Returns torchvision's version, which torch it asks for, and why it does not work."""
     try:
         requirements = metadata.requires("torchvision") or []
     except metadata.PackageNotFoundError:
@@ -277,5 +279,5 @@ def _look_at_torchvision() -> tuple[str | None, str, str]:
 
         loaded = hasattr(torch.ops.torchvision, "nms")
         return torchvision.__version__, needs, "" if loaded else "its compiled operators do not load"
-    except Exception as error:  # built for another torch: anything from ImportError to RuntimeError
+    except Exception as error:  # one built for another torch raises anything from ImportError to RuntimeError
         return metadata.version("torchvision"), needs, str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""The environment of a measurement: versions, flags, variables and other processes. Flags are put back afterwards."""
+"""This describes the environment of a measurement: versions, flags, variables and other processes. It also puts flags back afterwards."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ _TELLING_VARIABLES = re.compile(
     r"MIOPEN_|NCCL_|RCCL_|TRITON_|TORCHINDUCTOR_|LD_PRELOAD|MALLOC_)"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
+"""Variables with such a name are never recorded, because records may be shared."""
 GIT_TIMEOUT_S = 30.0
-"""A busy machine may take seconds to look through a checkout."""
+"""Git gets this long to answer, because a busy machine may take seconds to look through a checkout."""
 
 
 def describe(device: Device) -> Environment:
+    """Returns everything about this process and machine that may explain a figure."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     flags = {
         "cuda.matmul.allow_tf32": matmul.allow_tf32,
@@ -80,7 +82,10 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _git_state() -> tuple[str | None, float | None, bool | None]:
-    """The commit of the user's own project, whose code was measured; when it was made; whether files were changed since."""
+    """Returns the commit of the user's own project, whose code was measured, when it was made, and whether files were changed since.
+
+    All three are None outside of a repository.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True).stdout
@@ -93,9 +98,9 @@ def _git_state() -> tuple[str | None, float | None, bool | None]:
 
 
 def refuse_other_checkout(folder: str) -> None:
-    """Fail where a module of the measured commit, which is checked out in `folder`, was imported from another checkout of it.
+    """Fails if a module of the measured commit, which is checked out in `folder`, was imported from another checkout.
 
-    An editable install or an absolute path leads to the person's own checkout: the same code would be measured twice.
+    An editable install or an absolute path leads to the person's own checkout, so that the same code would be measured twice.
     """
     own = _repository(Path(folder).resolve(), {})
     known: dict[Path, tuple[Path, Path] | None] = {}
@@ -105,7 +110,7 @@ def refuse_other_checkout(folder: str) -> None:
             continue
         path = Path(file).resolve()
         if {"site-packages", "dist-packages"} & set(path.parts):
-            continue  # installed, perhaps into an environment inside the checkout
+            continue  # it is installed, perhaps into an environment inside the checkout
         other = _repository(path.parent, known)
         if other is not None and other[0] != own[0] and other[1] == own[1]:
             raise BenchError(
@@ -116,7 +121,7 @@ def refuse_other_checkout(folder: str) -> None:
 
 
 def _repository(folder: Path, known: dict[Path, tuple[Path, Path] | None]) -> tuple[Path, Path] | None:
-    """The checkout that a folder is in, and the repository that it shares with other checkouts; None outside of any."""
+    """Returns the checkout that a folder is in, and the repository that it shares with other checkouts, or None outside of any."""
     if folder not in known:
         entry = folder / ".git"
         if entry.is_dir():
@@ -130,13 +135,15 @@ def _repository(folder: Path, known: dict[Path, tuple[Path, Path] | None]) -> tu
 
 
 HOST_THREADS = 4
-"""A worker that builds a model for a GPU uses at most this many threads. Several models are built at the same time, and with a thread per processor each they
-stand in each other's way: Swin V2 took 0.7 s by itself on 16 processors and 8 s beside four others; with 4 threads 0.4 s."""
+"""A worker that builds a model for a GPU uses at most this many threads. Several models are built at the same time, and if each has a
+thread per processor, they stand in each other's way. On 16 processors Swin V2 took 0.7 s by itself and 8 s beside four others. With
+4 threads it took 0.4 s."""
 
 
 @contextmanager
 def few_threads(device: Device) -> Iterator[None]:
-    """While a model is built for a GPU. On a CPU the threads are what is measured, and stay as they are."""
+    """Within this context, in which a model is built for a GPU, torch uses few threads. On a CPU the threads are measured too, and stay
+    as they are."""
     threads = torch.get_num_threads()
     if device.is_accelerator:
         torch.set_num_threads(min(threads, HOST_THREADS))
@@ -147,7 +154,7 @@ def few_threads(device: Device) -> Iterator[None]:
 
 
 def remember_flags() -> Callable[[], None]:
-    """Returns a function that puts everything back."""
+    """Returns a function that puts back all the flags that a recipe or a model may change, as they are now."""
     matmul, cudnn, mha = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mha
     held = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
     dynamo: Any = sys.modules.get("torch._dynamo.config")
@@ -179,5 +186,5 @@ def remember_flags() -> Callable[[], None]:
 
 
 def _inductor() -> Any:
-    """The compiler's settings where it has been loaded: loading it costs more than a second."""
+    """Returns the compiler's settings if it has been loaded, otherwise None, because loading it costs more than a second."""
     return sys.modules.get("torch._inductor.config")

@@ -24,13 +24,13 @@ from redline.model.protocol import Load
 from redline.model.spec import RunSpec
 
 WARM_STEPS = 3
-"""Each batch size runs so often before any request comes: libraries choose their kernels on the first calls."""
+"""Each batch size runs this often before any request comes, because libraries choose their kernels on the first calls."""
 SPIN_S = 0.0005
 """The system wakes a sleeper about this late, so the rest of a wait is spent looking at the clock."""
 
 
 class RealClock:
-    """A clock that counts seconds since it was made."""
+    """This clock counts the seconds since it was made."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -39,16 +39,17 @@ class RealClock:
         return time.perf_counter() - self._started
 
     def wait_until(self, moment_s: float) -> None:
+        """Sleeps until shortly before the moment, and then looks at the clock until it has come."""
         while (left := moment_s - self.now()) > 0:
             if left > SPIN_S:
                 time.sleep(left - SPIN_S)
 
 
 class LoadRunner:
-    """It holds the prepared model at every batch size up to the largest.
+    """This holds the prepared model at every batch size up to the largest.
 
     A recipe that neither compiles nor records runs each size as it comes, on the first rows of the largest batch's
-    inputs. Others are prepared once per size for powers of two, and a batch in between is padded.
+    inputs. Other recipes are prepared once for each power of two, and a batch in between is padded.
     """
 
     def __init__(self, spec: RunSpec, setup: Setup, step: InferenceStep, on_size: Callable[[int], None]) -> None:
@@ -67,7 +68,7 @@ class LoadRunner:
         self._sizes = tuple(sorted(self._steps))
         self._context = step.context
         self._warm_up()
-        setup.settle()  # other batch sizes had kernels of their own
+        setup.settle()  # the other batch sizes have loaded kernels of their own
 
     def _warm_up(self) -> None:
         with self._context():
@@ -84,6 +85,7 @@ class LoadRunner:
         return msgspec.structs.replace(served, rate=request.rate, seed=request.seed)
 
     def _run_batch(self, size: int) -> int:
+        """Runs a batch of this size, padded where necessary, and returns the size that ran."""
         bucket = bucket_of(size, self._sizes)
         self._steps[bucket]()
         self._device.synchronize()
@@ -92,7 +94,7 @@ class LoadRunner:
 
 @contextmanager
 def _naming_batch(size: int) -> Iterator[None]:
-    """Raise an error that names the batch it came with, because a model may take only some sizes."""
+    """Within this context an error names the batch it came with, because a model may take only some sizes."""
     try:
         yield
     except Exception as error:
@@ -102,13 +104,14 @@ def _naming_batch(size: int) -> Iterator[None]:
 
 
 def _can_be_cut(setup: Setup) -> bool:
-    """Returns whether all that holds items is tensors, of which the first rows can be taken without a copy."""
+    """Returns whether everything that holds items is a tensor, of which the first rows can be taken without a copy."""
     axes = setup.workload.axes
     tensors = {path for path, _ in named_tensors(setup.args)} | {path for path, _ in named_tensors(setup.kwargs)}
     return bool(axes) and all(isinstance(axis, int) and path in tensors for path, axis in (axes or {}).items())
 
 
 def _cut(step: InferenceStep, setup: Setup, size: int) -> Callable[[], Any]:
+    """Returns the step over the first rows of its inputs."""
     assert setup.workload.axes is not None
     with step.given(*_first_rows((setup.args, setup.kwargs), setup.workload.axes, size)):
         return step.plain()
@@ -124,7 +127,7 @@ def _first_rows(inputs: Inputs, axes: Axes, size: int) -> Inputs:
 
 
 def _built_at(spec: RunSpec, size: int, device: Device) -> InferenceStep:
-    """Returns a model of its own for this size: a second shape would turn a compiled program dynamic, and slower."""
+    """Returns a step with a model of its own for this size. A second shape would turn one compiled program dynamic, and slower."""
     smaller = msgspec.structs.replace(spec.workload, batch=size)
     setup = set_up(msgspec.structs.replace(spec, workload=smaller), device)
     setup.let_originals_go()

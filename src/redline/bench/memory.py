@@ -31,20 +31,23 @@ from redline.model.units import format_bytes
 from redline.model.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse
 
 MOST_HOLDERS = 30
+"""At most this many modules are listed, those that hold most."""
 POINTS = 200
+"""The timeline of a step has at most this many points, which are enough for a chart."""
 LOSS = "(loss)"
-"""Stands for a module while the loss is computed, which is none of the model's."""
+"""This stands in place of a module while the loss is computed, because the loss is none of the model's modules."""
 GPU_ROUNDING = 512
 """Torch's allocator for GPUs gives out multiples of this many bytes."""
 NOT_THE_USERS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)), "<")
-"""Frames of files that begin like this are torch's or the bench's."""
+"""Frames of files whose names begin like this are torch's, the bench's or generated ones, and no line of the user's."""
 
 Step = InferenceStep | TrainingStep
 Holding = tuple[MemoryCategory, str, Tensor]
-"""Each has what a tensor is for, the module that it belongs to, and the tensor."""
+"""A holding says what a tensor is for, the module that it belongs to, and the tensor itself."""
 
 
 def answer_memory(spec: RunSpec) -> MemoryAnswer:
+    """Returns whose memory one step of a workload holds. If the forward needs gradients, it is watched with them."""
     device = open_device(spec.device, spec.threads)
     device.limit_memory(spec.launch.memory_limit_bytes, isolated=True)
     handed = HANDED_OVER.get(spec.workload.artifact or "")
@@ -73,6 +76,7 @@ def answer_memory(spec: RunSpec) -> MemoryAnswer:
 
 
 def _memory_of(step: Step, setup: Setup, device: Device) -> MemoryUse:
+    """Returns the memory of the second step, which is like every later one."""
     with step.context():
         with setup.watching_inputs():
             _run(step, setup, device)  # the optimizer's state and the libraries' handles come with the first
@@ -86,7 +90,7 @@ def _memory_of(step: Step, setup: Setup, device: Device) -> MemoryUse:
 
 
 def _run(step: Step, setup: Setup, device: Device) -> Ledger:
-    """One step with everything that it holds written down. If memory runs out, the error tells who asked and who held it."""
+    """Runs one step and returns a ledger of everything that it held. If memory runs out, the error tells who asked and who held it."""
     ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1, device.reserved_bytes)
     model = shown_model(setup.workload)
     for category, module, tensor in _resident(step, setup, model):
@@ -107,10 +111,11 @@ def _run(step: Step, setup: Setup, device: Device) -> Ledger:
 
 
 def _resident(step: Step, setup: Setup, model: nn.Module) -> Iterator[Holding]:
+    """Yields what is held before the step begins: weights, the optimizer's state and inputs."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield "weights", name.rpartition(".")[0], tensor
     for path, module in model.named_modules():
-        for value in vars(module).values():  # masks and tables that are neither
+        for value in vars(module).values():  # masks and tables are neither
             if isinstance(value, Tensor):
                 yield "weights", path, value
     yield from _optimizer_state(step, model)
@@ -127,7 +132,7 @@ def _optimizer_state(step: Step, model: nn.Module) -> Iterator[Holding]:
 
 
 def _packed(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yields the bytes of the weights that torch keeps in objects of its own, as `quantize_dynamic` does, by module."""
+    """Yields for each module the bytes of the weights that torch packs into objects of its own, as `quantize_dynamic` does."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         objects = [one for one in vars(module).values() if isinstance(one, torch.ScriptObject) and id(one) not in seen]
@@ -138,7 +143,7 @@ def _packed(model: nn.Module) -> Iterator[tuple[str, int]]:
 
 @dataclass(eq=False)
 class Held:
-    """A storage is held for something, by a module, since a line."""
+    """A storage is held for some purpose, by a module, since a line of the user's code."""
 
     bytes: int
     category: MemoryCategory
@@ -147,7 +152,7 @@ class Held:
 
 
 class Ledger(WholeDispatchMode):
-    """Writes down when storages come and go while a step runs."""
+    """This writes down when storages come and go while a step runs."""
 
     def __init__(self, phases: list[str], rounding: int, reserved: Callable[[], int | None]) -> None:
         super().__init__()
@@ -157,7 +162,7 @@ class Ledger(WholeDispatchMode):
         self._is_over = False
         self._live: dict[int, Held] = {}
         self._events: list[tuple[Held, int, str, int | None]] = []
-        """An event says what came (1) or went (-1), in which phase, and what the allocator held then: freed memory stays reserved."""
+        """An event says what came (1) or went (-1), in which phase, and what the allocator held then, which includes freed memory."""
         self._broke_at: tuple[str, str, str] | None = None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,7 +177,7 @@ class Ledger(WholeDispatchMode):
         return result
 
     def _asking(self) -> str:
-        """The module that runs; between the model and the backward pass it is the loss."""
+        """Returns the path of the module that runs. Between the model and the backward pass it is the loss."""
         if self.paths.stack:
             return self.paths.stack[-1]
         has_left = bool(self.paths.calls)
@@ -201,7 +206,7 @@ class Ledger(WholeDispatchMode):
             self._events.append((held, -1, self._phase, None))
 
     def mark(self, model: nn.Module) -> None:
-        """A phase has ended: what it leaves behind shows what it was made for."""
+        """Notes that a phase has ended. What it leaves behind shows what it was made for: activations or gradients."""
         for held in self._live.values():
             if self._phase == "forward" and held.category == "temporaries":
                 held.category = "activations"
@@ -214,6 +219,7 @@ class Ledger(WholeDispatchMode):
         self._phase = self._phases[min(self._passed, len(self._phases) - 1)]
 
     def rename(self, holdings: Iterable[Holding]) -> None:
+        """Notes what these tensors are for and whose they are, if that is known only after they were made."""
         for category, module, tensor in holdings:
             for part in stored(tensor):
                 if (held := self._live.get(part.untyped_storage()._cdata)) is not None:
@@ -254,7 +260,7 @@ class Ledger(WholeDispatchMode):
         return f"{asked}; {format_bytes(use.peak_bytes)} held: {held}{by}"
 
     def _timeline(self, sizes: Any) -> Iterator[MemoryPoint]:
-        """Yields the highest moment of each piece of the step, by kind."""
+        """Yields the highest moment of each of many equal pieces of the step, with its memory by kind."""
         length = -(-len(self._events) // POINTS) or 1
         firsts = {
             first + int(sizes[first : first + length].argmax()): first for first in range(0, len(self._events), length)
@@ -298,7 +304,7 @@ def _by_category(holders: Iterable[Held], category_of: Callable[[Held], MemoryCa
 
 
 def _line() -> str:
-    """Returns the innermost line outside torch and the bench."""
+    """Returns the innermost line of code outside torch and the bench, or "" if there is none."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         if frame.f_back is None:

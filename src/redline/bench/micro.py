@@ -1,7 +1,7 @@
-"""Counted iterations in this process: what `micro_benchmarking_pytorch.py` runs, also as one rank of several.
+"""This runs counted iterations in this process, for `micro_benchmarking_pytorch.py`, also as one rank of several.
 
-One process, so that `rocprof`, `nsys`, `ncu` and `torchrun` in front of it see everything. The model, the recipe and the
-clock are those of `redline run`; only the number of iterations is the caller's.
+It is one process, so that `rocprof`, `nsys`, `ncu` and `torchrun` in front of it see everything. The model, the recipe and the
+clock are those of `redline run`, and only the number of iterations is the caller's.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ BLOCK_S = 0.25
 
 @dataclass(frozen=True)
 class Iteration:
+    """An iteration is one forward, with backward and perhaps an update when training."""
+
     number: int
     loss: float
     seconds: float
     phases: dict[str, float] = field(default_factory=dict)
-    """The seconds of forward, backward and optimizer, when training."""
+    """When training, forward, backward and optimizer take these seconds."""
 
 
 class MicroBench:
-    """Context manager: one workload under one recipe, iterated as often as asked."""
+    """This is one workload under one recipe, iterated as often as asked. As a context manager it joins the other ranks and leaves them."""
 
     def __init__(self, spec: RunSpec, rank: Rank, accumulation: int = 1) -> None:
-        """`accumulation` is how many iterations there are to a step of the optimizer."""
+        """The optimizer takes a step after every `accumulation` iterations."""
         self.spec, self.rank, self._accumulation = spec, rank, accumulation
         self.device: Device = open_device(rank.device_of(resolve_device(spec.device)))
         self._trains = spec.workload.task == "train"
@@ -62,7 +64,7 @@ class MicroBench:
             dist.destroy_process_group()
 
     def prepare(self) -> None:
-        """Build the model, apply the recipe, and make the optimizer."""
+        """Builds the model, applies the recipe, and makes the optimizer."""
         torch.manual_seed(self.spec.seed)
         check_model(self.spec.workload)
         built = build_workload(self.spec.workload, self.spec.seed).to(self.device.torch_device)
@@ -72,7 +74,7 @@ class MicroBench:
             self._scaler = make_scaler(self.setup)
 
     def warm_up(self, iterations: int) -> Iterator[Iteration]:
-        """Runs iterations that wait for the device, one by one; the first compiles."""
+        """Runs iterations one by one, and waits for the device after each. The first one compiles."""
         with self._context():
             for number in range(iterations):
                 started = time.perf_counter()
@@ -87,7 +89,7 @@ class MicroBench:
         """Runs iterations in a row, timed by the device's own clock and read out block by block."""
         done = 0
         while done < iterations:
-            # Every rank runs blocks of the same size: they meet between them.
+            # Every rank runs blocks of the same size, because ranks meet between blocks.
             estimate_s = max(self.gathered(self._estimate_s))
             size = min(iterations - done, max(1, math.ceil(BLOCK_S / max(estimate_s, 1e-6))))
             with self._context():
@@ -99,7 +101,7 @@ class MicroBench:
             yield from block
 
     def operator_tables(self, iterations: int, trace: str | None) -> dict[str, str]:
-        """Returns profiler tables by CPU time, device time and memory, of further iterations outside the timing."""
+        """Returns the profiler's tables by CPU time, device time and memory. They are of further iterations outside the timing."""
         device, activities = "cpu", [ProfilerActivity.CPU]
         if self.device.is_accelerator:
             device = "device"
@@ -119,12 +121,12 @@ class MicroBench:
         return {name: averages.table(sort_by=order, row_limit=10) for name, order in orders.items()}
 
     def count(self) -> WorkCount:
-        """Returns the FLOPs of one forward and backward, as `redline flops` counts them."""
+        """Returns the work of one forward and backward, as `redline flops` counts it."""
         spec = RunSpec(workload=self.spec.workload, recipe=self.spec.recipe, device="cpu")
         return answer_count(spec).work
 
     def module_seconds(self) -> dict[str, float]:
-        """Returns the forward seconds of every module with all inside it, by path; waits for the device around each."""
+        """Returns the forward seconds of every module by its path, with all that is inside it. It waits for the device around each."""
         seconds: dict[str, float] = {}
 
         def clock(path: str, sign: int) -> None:
@@ -138,12 +140,13 @@ class MicroBench:
         return seconds
 
     def peak_bytes(self) -> int | None:
+        """Returns the most memory that was held: what the allocator reserved on a GPU, and what was resident on a CPU."""
         memory = self.device.memory()
         reserved = memory.peak_reserved_bytes
         return reserved if reserved is not None else memory.peak_rss_bytes
 
     def gathered(self, value: float) -> list[float]:
-        """Returns the same figure of every rank."""
+        """Returns what every rank has for this figure, in the order of the ranks."""
         if self.rank.world == 1:
             return [value]
         meeting = self.device.torch_device if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -158,7 +161,7 @@ class MicroBench:
         return Iteration(number, float(loss), sum(between), dict(zip(names, between, strict=False)))
 
     def _iterate(self) -> tuple[torch.Tensor, list[Any]]:
-        """One iteration; the loss stays on the device, and the marks are read later."""
+        """Runs one iteration. The loss stays on the device, and the marks are read later, so that nothing waits."""
         self._count += 1
         setup, mark = self.setup, self.device.mark
         for prepare in setup.before_step:
@@ -167,11 +170,11 @@ class MicroBench:
         if not self._trains:
             with setup.autocast():
                 output = setup.model(*setup.args, **setup.kwargs)
-                # The loss is not part of inference: it is computed after the clock has stopped, to be compared.
+                # The loss is no part of inference. It is computed after the clock has stopped, so that it can be compared.
                 marks.append(mark())
                 return setup.workload.loss(output).detach(), marks
         steps_now = self._count % self._accumulation == 0
-        # Gradients of iterations that are only accumulated are not sent to the other ranks.
+        # In an iteration that only accumulates, gradients are not sent to the other ranks.
         alone = setup.distributed.no_sync() if setup.distributed is not None and not steps_now else nullcontext()
         with alone:
             with setup.autocast():

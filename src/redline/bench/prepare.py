@@ -1,6 +1,7 @@
-"""From a spec to a step that can be timed: open the device, build the workload, apply the recipe, check the numerics, warm up.
+"""This leads from a spec to a step that can be timed: it opens the device, builds the workload, applies the recipe, checks the
+numerics and warms up.
 
-`Workbench.prepare` is the bench's main path. What it has made so far is kept, so that it can be given back wherever it fails.
+`Workbench.prepare` is the bench's main path. It keeps what it has made so far, so that everything can be given back wherever it fails.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Workbench:
         self, enter: Callable[..., None], on_progress: OnProgress, ranks: Ranks, cold: dict[str, Any], *, isolated: bool
     ) -> None:
         self._enter = enter
-        """Tells which stage begins, and a detail of it."""
+        """This tells the desk which stage begins, and a detail of it."""
         self._on_progress = on_progress
         self._ranks = ranks
         self._cold = cold
@@ -87,9 +88,10 @@ class Workbench:
         self._restore_flags = remember_flags()
         self._give_back_model: Callable[[], None] = lambda: None
         self._returned = Answer()
-        """A function returned this at its first call."""
+        """A function of the user's returned this at its first call."""
 
     def prepare(self, request: Prepare) -> PreparedReply:
+        """Makes the step ready that was asked for, and returns what is known about it before anything is timed."""
         self._spec = request.spec
         if request.spec.train is not None:
             return self._prepare_training(request)
@@ -142,9 +144,9 @@ class Workbench:
         )
 
     def _prepare_bare(self, helps: bool) -> Prepared:
-        """Prepare for a profiler from outside only what is needed to run the step.
+        """Prepares only what is needed to run the step, for a profiler from outside.
 
-        With `helps`, prepare for other processes only what is compiled one by one, which they find in the cache.
+        With `helps`, it prepares only what is compiled one by one, for other processes, which find it in the cache.
         """
         device = self._open_device()
         workload = self._build(device, calibrate=False)
@@ -167,7 +169,7 @@ class Workbench:
         return self._prepared(setup, info, numerics=numerics, warmup=warmup)
 
     def _prepare_training(self, request: Prepare) -> PreparedReply:
-        """Prepare for epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
+        """Prepares for epochs on data. Nothing is compared with fp32, because losses and accuracy will tell."""
         assert request.spec.train is not None
         device = self._open_device()
         self._enter("data", request.spec.train.data.name)
@@ -200,7 +202,7 @@ class Workbench:
         return PreparedReply(prepared=prepared)
 
     def _prepared(self, setup: Setup, info: WorkloadInfo, **fields: Any) -> Prepared:
-        """Everything that is said of a prepared step, and the `fields` of this one."""
+        """Returns what is said of every prepared step, together with the `fields` of this one."""
         return Prepared(
             workload=msgspec.structs.replace(info, notes=tuple(setup.workload.notes)),
             environment=describe(setup.device),
@@ -226,7 +228,11 @@ class Workbench:
         return self.device
 
     def _build(self, device: Device, inputs: Inputs | None = None, *, calibrate: bool = True) -> Workload:
-        """`inputs` are such as the data give, which take their place later: they need neither a batch nor calibration."""
+        """Builds the workload on the device, with its batch and its calibration.
+
+        If `inputs` are given, they are of the kind that the data give, and the data take their place later. They need neither a
+        batch nor calibration.
+        """
         spec = self._spec
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
@@ -239,7 +245,7 @@ class Workbench:
         build_s = time.perf_counter() - started
         settles, sparing = inputs is None, spec.measure.sparing
         if settles and sparing:
-            # Off the device, which then sees what a plain loop would show it, and nothing else.
+            # This is done off the device, which then sees what a plain loop would show it, and nothing else.
             self._make_ready(workload, calibrate)
         started = time.perf_counter()
         workload.to(device.torch_device)
@@ -251,7 +257,7 @@ class Workbench:
         return workload
 
     def _make_ready(self, workload: Workload, calibrate: bool) -> None:
-        """Settle the batch, and calibrate what needs it."""
+        """Settles the batch, and calibrates what needs it."""
         spec = self._spec
         if workload.task == "generate":  # its batch is the prompt's, and language models have no statistics
             return
@@ -276,16 +282,19 @@ class Workbench:
         return setup
 
     def _first_call(self, setup: Setup, *, shares: bool = False) -> Timed:
-        """With `shares`, other processes prepare the same, and compile some of the blocks that are compiled one by one."""
+        """Makes the step, runs it once and returns it. Compiling happens here, and so do the checks after the first call.
+
+        With `shares`, other processes prepare the same and compile some of the blocks that are compiled one by one.
+        """
         spec = self._spec
         stage = "compile" if setup.capabilities.compiles else "first-call"
         self._enter(stage, str(spec.recipe))
         step = self._make_step(setup)
         started = time.perf_counter()
-        # A training begins with weights and an optimizer that have seen nothing, as what is compared does.
+        # A training begins with weights and an optimizer that have seen nothing, and so does what it is compared with.
         checks, is_function = spec.measure.check_numerics or spec.train is not None, setup.task == "step"
         starts_again, shares = setup.task == "train" and checks, shares and bool(setup.compiled_blocks)
-        # If nothing is compared, the copies that putting values back takes are no part of what must fit.
+        # If nothing is compared, no values are put back, because the copies for that would be part of what must fit.
         undoing: AbstractContextManager[None] = setup.watching_inputs()
         if checks:
             undoing = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
@@ -312,7 +321,7 @@ class Workbench:
             refuse_other_checkout(spec.launch.folder)
         if is_function and (unseen := setup.device.unseen_work()) is not None:
             raise BenchError("user", f"the function computes on {unseen}, which is not waited for: give --device cuda")
-        # Training starts again from the same weights with an optimizer that has seen nothing.
+        # Training starts again from the same weights, with an optimizer that has seen nothing.
         return self._make_step(setup) if starts_again else step
 
     def _make_step(self, setup: Setup) -> Timed:
@@ -346,7 +355,7 @@ class Workbench:
         self._enter("warm-up")
         device.reset_peaks()
         with step.context():
-            step()  # which chooses what the plain step is made of
+            step()  # this call decides what the plain step is made of
             run = step.plain()
             return reach_steady_state(
                 lambda: (run(), device.synchronize()),
@@ -358,17 +367,17 @@ class Workbench:
             )
 
     def _release(self, device: Device) -> None:
-        """Give back what only comparing needed.
+        """Gives back the memory that only comparing needed.
 
-        Where nothing is compared, how much fits is the question, and the trial runs as a plain loop would. What casts
-        left in the allocator's cache then stays: under 16 GiB on an H200 a plain loop of ResNet-50 in fp16 fitted a
-        batch of 2836 after casting its inputs on the device, and of 2148 where they had come in fp16.
+        If nothing is compared, the question is how much fits, and the trial runs as a plain loop would. What casts left in
+        the allocator's cache then stays. Under 16 GiB on an H200, a plain loop of ResNet-50 in fp16 fitted a batch of 2836
+        after casting its inputs on the device, and a batch of 2148 if the inputs had come in fp16.
         """
         if not self._spec.measure.sparing:
             device.release_cache()
 
     def put_back(self) -> Closed:
-        """Returns the memory at the end, and leaves flags, devices and ranks as they were before."""
+        """Puts flags, devices and ranks back as they were before, and returns the memory at the end."""
         memory = self.device.memory() if self.device else Memory()
         self.forget()
         self._ranks.leave()
@@ -380,7 +389,7 @@ class Workbench:
         return Closed(memory=memory)
 
     def forget(self) -> None:
-        """Let go of the model, so that an inline session leaves the memory as it found it."""
+        """Lets go of the model, so that an inline session leaves the memory as it found it."""
         for closable in (self.training, self._own_step):
             if closable is not None:
                 closable.close()

@@ -1,4 +1,4 @@
-"""The messages of the door, answered: what was asked is prepared, measured, profiled, trained or served, and closed.
+"""This answers the messages of the door: what was asked is prepared, measured, profiled, trained or served, and closed.
 
 A failure is an answer too. How a step is prepared is in `prepare.py`. Questions (`Ask`) need torch but no run.
 """
@@ -111,9 +111,9 @@ class BenchSession:
         self._bench = Workbench(self._enter, on_progress, self._ranks, cold, isolated=isolated)
 
     def handle(self, request: Request) -> Reply:
-        """Any exception becomes a `Failure` with the stage it happened in, `sys.exit` too.
+        """Returns the reply to a request. Any exception becomes a `Failure` with the stage it happened in, and so does `sys.exit`.
 
-        Only Ctrl-C goes through, where the bench runs in the person's own process.
+        Only Ctrl-C goes through, if the bench runs in the person's own process.
         """
         try:
             return self._answer(request)
@@ -128,14 +128,14 @@ class BenchSession:
             return FailureReply(failure=failure)
 
     def _with_inputs(self, failure: Failure) -> Failure:
-        """A text may be too long for the model, and the default batch, which nobody asked for, too small."""
+        """Returns the failure with the inputs that nobody asked for: a text may be too long, or the default batch too small."""
         by_code = {known.code: known for known in self._bench.notes}
         default = by_code.get("default-batch")
         about = by_code.get("prompt") or (None if default is None else f"{default}; --batch sets another")
         return msgspec.structs.replace(failure, message=f"{failure.message} ({about})") if about else failure
 
     def position(self) -> Position:
-        """How far it has come; asked by another thread, while this session is busy."""
+        """Returns how far the session has come. Another thread asks while this one is busy."""
         waits, where = where_is_main_thread()
         return Position(stage=self._stage, entered=self._entered, steps=self._ranks.steps, waits=waits, where=where)
 
@@ -191,6 +191,7 @@ class BenchSession:
 
 
 def answer(question: Question, on_progress: OnProgress = lambda progress: None) -> Reply:
+    """Returns the answer to a question that needs torch but no run."""
     match question:
         case AskEnvironment(device=device, threads=threads):
             return EnvironmentAnswer(environment=describe(open_device(device, threads)))
@@ -218,7 +219,7 @@ def answer(question: Question, on_progress: OnProgress = lambda progress: None) 
 
 
 def choices_for(spec: RunSpec) -> SwitchChoices:
-    """The switches this workload can be given, judged by what a few real steps of it on its device show."""
+    """Returns the switches that this workload can be given, judged by what a few real steps of it on its device show."""
     device = open_device(spec.device, spec.threads)
     if device.is_accelerator:
         device.limit_memory(None, isolated=False)  # looks at what is free, and caps nothing
@@ -233,7 +234,7 @@ def choices_for(spec: RunSpec) -> SwitchChoices:
 
 
 def _facts(spec: RunSpec, workload: Workload, device: Device) -> Facts | None:
-    """None where a plain step does not fit into memory: a recipe that needs less of it may still run."""
+    """Returns what a few steps show, or None if a plain step does not fit into memory. A recipe that needs less may still run."""
     try:
         workload.to(device.torch_device)
         settle_batch(workload, spec.workload, ask=False)
@@ -246,7 +247,7 @@ def _facts(spec: RunSpec, workload: Workload, device: Device) -> Facts | None:
 
 
 def check(spec: RunSpec) -> Checked:
-    """Checks what can be known before anything is built: names, files, exclusions and the device."""
+    """Returns what can be known before anything is built: whether names, files, exclusions and the device are right."""
     try:
         check_model(_before_data(spec))
         spec = msgspec.structs.replace(spec, workload=understood(spec.workload))
@@ -263,6 +264,7 @@ def check(spec: RunSpec) -> Checked:
 
 
 def _check_ranks(spec: RunSpec, device: str) -> None:
+    """Raises a `UsageError` if the ranks do not fit on this machine. A rendezvous brings other machines, which are not known yet."""
     if spec.ranks == 1:
         return
     if ":" in spec.device:
@@ -279,7 +281,7 @@ def _check_ranks(spec: RunSpec, device: str) -> None:
 
 
 def _before_data(spec: RunSpec) -> WorkloadSpec:
-    """The part of a training that can be checked before its data, which decide the image size, are read."""
+    """Returns the part of a workload that can be checked before the data are read, which decide the image size."""
     if spec.train is None or spec.workload.image_size is not None:
         return spec.workload
     return msgspec.structs.replace(spec.workload, classes=None)

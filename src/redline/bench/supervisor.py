@@ -30,7 +30,7 @@ from redline.bench.worker import RANKED, own_descriptors, volunteer_for_oom, wor
 from redline.system.processes import adopt_orphans, die_with_parent, end_strays, kill_group
 
 DESCRIPTORS = 3
-"""A request comes with the log, a file with a `StartRequest`, and the line of a worker that is forked."""
+"""A request comes with up to this many descriptors: the log, a file with a `StartRequest`, and the line of a worker that is forked."""
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """These files belong to NVIDIA's driver, to Windows' subsystem for Linux, and to AMD's driver."""
@@ -48,7 +48,7 @@ class StartRequest(msgspec.Struct, array_like=True):
 
 
 def main(arguments: list[str]) -> None:
-    """The second of the `arguments` is the descriptor of the desk's line.
+    """Serves the desk until it hangs up. The second of the `arguments` is the descriptor of the desk's line.
 
     The last one says what is loaded beforehand: `torch`, torch without its compiler (`light`), or nothing (`plain`).
     """
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         with _mortal(control):
             import_s = preload(light=kind == "light")
             if _threads() > 1 and kind != "light":
-                # Some version's compiler starts a thread or asks the GPU's driver while it is imported: do without it.
+                # Some versions' compiler starts a thread or asks the GPU's driver while it is imported. This starts again without it.
                 os.set_inheritable(control_fd, True)
                 os.execv(sys.executable, [*sys.orig_argv[:-1], "light"])
     adopt_orphans()
@@ -84,26 +84,31 @@ def main(arguments: list[str]) -> None:
     for worker in workers:
         kill_group(worker)
     end_strays()
-    os._exit(0)  # taking torch down in good order takes seconds, and nobody needs it
+    os._exit(0)  # an orderly exit of torch takes seconds, and nobody needs it
 
 
 @contextmanager
 def _mortal(control: socket.socket) -> Iterator[None]:
-    """Die the moment the desk hangs up, also inside a long import. The desk may send requests only after `ready`."""
+    """Within this context the process dies the moment the desk hangs up, even inside a long import.
+
+    The desk may send requests only after `ready`, because any message ends the process until then.
+    """
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     # The mode outlives exec: a server that started itself again finds it set.
     flags = fcntl.fcntl(control, fcntl.F_GETFL) & ~os.O_ASYNC
-    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process that does not handle it
+    fcntl.fcntl(
+        control, fcntl.F_SETFL, flags | os.O_ASYNC
+    )  # this sends SIGIO, which ends a process that does not handle it
     if select.select([control], [], [], 0)[0]:
-        os._exit(0)  # it had hung up before
+        os._exit(0)  # the desk had hung up before
     yield
     fcntl.fcntl(control, fcntl.F_SETFL, flags)
 
 
 def preload(light: bool) -> float:
-    """Import what workers need; returns the seconds it took. `light` leaves the compiler to the workers."""
+    """Imports what workers need, and returns the seconds it took. `light` leaves the compiler to the workers."""
     started = time.perf_counter()
-    # Nearly all that an import makes stays: looking for garbage meanwhile takes an eighth of its time and finds 1 MB.
+    # Nearly all that an import makes stays. Looking for garbage meanwhile would take an eighth of its time and find 1 MB.
     gc.disable()
     import torch
     import torchvision.models.segmentation  # noqa: F401
@@ -111,7 +116,7 @@ def preload(light: bool) -> float:
     import redline.bench.session  # noqa: F401
 
     if not light:
-        # Inductor asks for a GPU while it is imported. Its device files answer: the driver's library may start a thread, too.
+        # Inductor asks for a GPU while it is imported. The device files answer here, because the driver's library may start a thread.
         asked = torch.cuda.is_available
         torch.cuda.is_available = lambda: any(map(os.path.exists, GPU_FILES))
         import torch._inductor.compile_fx
@@ -120,7 +125,7 @@ def preload(light: bool) -> float:
     elapsed = time.perf_counter() - started
     if torch.cuda.is_initialized():
         raise RuntimeError("an import of the supervisor initialised CUDA; no worker could use the GPU")
-    gc.freeze()  # a collection in a worker would look at all these objects, and so copy 110 MB of pages: 0.3 s
+    gc.freeze()  # otherwise a collection in a worker looks at all these objects, and copies 110 MB of pages in 0.3 s
     gc.enable()
     return elapsed
 
@@ -130,6 +135,7 @@ def _threads() -> int:
 
 
 def _start(control: socket.socket, wakeup: int, descriptors: list[int], import_s: float) -> int:
+    """Forks a worker, tells the desk its number, and returns it. The child never returns from here."""
     if _threads() != 1:
         raise RuntimeError(f"the supervisor has {_threads()} threads: a fork now would hang its children")
     supervisor = os.getpid()
@@ -153,10 +159,11 @@ def _start(control: socket.socket, wakeup: int, descriptors: list[int], import_s
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # no exit handlers: those belong to the supervisor
+        os._exit(status)  # exit handlers must not run, because they belong to the supervisor
 
 
 def _become_worker(log: int, request: int, line: int | None = None, *, import_s: float) -> None:
+    """Turns this fork into a worker, or into the command that was asked for, and works until the desk is done with it."""
     own_descriptors(log)
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -179,10 +186,10 @@ def _become_worker(log: int, request: int, line: int | None = None, *, import_s:
 
 def _report_exits(control: socket.socket, workers: set[int]) -> None:
     for worker in list(workers):
-        # Looked at before it is collected: until then nobody else can have its number.
+        # The worker is looked at before it is collected, because until then nobody else can have its number.
         if os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             continue
-        kill_group(worker)  # what the worker left behind: loader workers, compile workers
+        kill_group(worker)  # the worker may have left loader workers and compile workers behind
         _, status = os.waitpid(worker, 0)
         workers.discard(worker)
         end_strays(spared=workers)

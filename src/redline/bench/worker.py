@@ -1,6 +1,6 @@
-"""The worker's loop: read a request, send `Progress` and one reply, until the desk disconnects.
+"""This is the worker's loop: it reads a request, and sends `Progress` and one reply, until the desk disconnects.
 
-Started as `python -m redline.bench.worker WHERE [REQUESTED_AT]` by the spawn door, or forked by `bench/supervisor.py`. WHERE is
+The spawn door starts it as `python -m redline.bench.worker WHERE [REQUESTED_AT]`, or `bench/supervisor.py` forks it. WHERE is
 `unix:PATH` to call at, or `script:FILE` with requests to be done in turn without a desk.
 
 Under torchrun, on one machine or several, WHERE is `ranks:unix:PATH` or `ranks:tcp:HOST:PORT`: every rank calls there.
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 RANKED = "REDLINE_RANKED"
-"""Set in the environment of a forked worker that is one of several ranks."""
+"""This is set in the environment of a forked worker that is one of several ranks."""
 COPY_ARRIVES_S = 0.5
-"""After something was forked: how long to wait for a copy that comes back from the same code at about the same time."""
+"""If the model's code forked, the worker waits this long for a copy that comes back from the same code at about the same time."""
 FORKED = (
     "the model forked this worker, and the copy came back from the model's code: end the child with os._exit, or start "
     "it with subprocess or multiprocessing"
@@ -53,7 +53,7 @@ FORKED = (
 def work(
     connection: socket.socket, *, import_s: float | None, requested_at: float, is_ranked: bool = False, token: str = ""
 ) -> None:
-    """Answers one request after the other. One of several ranks can be asked where it is while it works or hangs."""
+    """Answers one request after the other. One of several ranks can be asked where it is, even while it works or hangs."""
     from redline.bench.session import BenchSession
     from redline.bench.workload.ranks import Rank, Ranks
 
@@ -78,6 +78,7 @@ def work(
 def _listen(
     connection: socket.socket, line: _Line, session: BenchSession, requests: queue.SimpleQueue[Request]
 ) -> None:
+    """Reads requests in a thread of its own. It answers where the session is, and hands everything else to the main thread."""
     while (request := receive_request(connection)) is not None:
         if isinstance(request, Where):
             line.send(session.position())
@@ -89,7 +90,7 @@ def _listen(
 
 
 class _Line:
-    """The worker's end of the connection. Only the worker itself speaks on it, and it always says something."""
+    """This is the worker's end of the connection. Only the worker itself speaks on it, and it always says something."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -100,16 +101,16 @@ class _Line:
         os.register_at_fork(after_in_parent=self._count_fork)
 
     def send(self, message: Reply) -> None:
-        # Printed text goes to the log between steps, never within them: a crash then takes little of it along.
+        # Printed text goes to the log here, between steps and never within them, so that a crash takes little of it along.
         sys.stdout.flush()
         sys.stderr.flush()
         if os.getpid() != self._worker:
-            # Two answers to one question would be taken for answers to two.
+            # The desk would take two answers to one question for answers to two questions.
             os.write(self._copy_says, b".")
             os._exit(1)
         if self._has_copies():
             if isinstance(message, Progress):
-                raise BenchError("user", FORKED)  # now: each further step would fork again, and so would its copies
+                raise BenchError("user", FORKED)  # at once: each further step would fork again, and so would its copies
             message = FailureReply(failure=Failure(stage="worker", kind="user", message=FORKED))
         with self._lock:
             try:
@@ -124,7 +125,7 @@ class _Line:
         self._forks += 1
 
     def _has_copies(self) -> bool:
-        """True if a forked child has come back from the model's code. Helpers that a library forks never do."""
+        """Returns whether a forked child has come back from the model's code. Helpers that a library forks never do."""
         if not self._forks:
             return False
         self._forks = 0
@@ -132,7 +133,7 @@ class _Line:
 
 
 def follow(script: Path, requested_at: float) -> None:
-    """Serves tools that run their target several times from the start: no desk could talk to all of them."""
+    """Does the requests of a script in turn. Some tools run their target several times from the start, and no desk can talk to all runs."""
     from redline.bench.session import BenchSession
 
     session = BenchSession(on_progress=lambda progress: None, start_s=time.time() - requested_at)
@@ -143,13 +144,13 @@ def follow(script: Path, requested_at: float) -> None:
 
 
 def volunteer_for_oom() -> None:
-    """Have the kernel end this worker rather than the desk or the user's editor."""
+    """Makes the kernel end this worker, if memory runs out, rather than the desk or the user's editor."""
     if _OOM_SCORE_ADJ.exists():
         _OOM_SCORE_ADJ.write_text("1000")
 
 
 def own_descriptors(log: int) -> None:
-    """Libraries below Python (Kineto, nanobind, compilers) write to 1 and 2: send them to the worker's log."""
+    """Sends descriptors 1 and 2 to the worker's log, because libraries below Python (Kineto, nanobind, compilers) write to them."""
     sys.stdout.flush()
     sys.stderr.flush()
     with open(os.devnull, "rb") as nothing:
@@ -185,32 +186,35 @@ def main(arguments: list[str]) -> None:
 
 
 FIRST_CALL_TIMEOUT_S = 600.0
+"""A rank on another machine calls for this long, because a person may start the ranks before the command."""
 NEXT_CALL_TIMEOUT_S = 10.0
+"""After a session it calls for this long. If nobody answers by then, everything is measured."""
 _SESSIONS = "REDLINE_RANK_SESSIONS"
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 OWN_ATTEMPTS = 1000
-"""Added per session, so that they do not meet the attempts torchrun counts itself."""
+"""Each session adds this to the attempt, so that ranks do not meet under an attempt that torchrun counts itself."""
 
 
 def work_for_others(address: str, import_s: float, requested_at: float) -> None:
-    """Call at another machine, work for one session, and start again in a fresh interpreter for the next one."""
+    """Calls at another machine, works for one session, and starts again in a fresh interpreter for the next one."""
     sessions = int(os.environ.get(_SESSIONS, "0"))
     connection = _called(address, NEXT_CALL_TIMEOUT_S if sessions else FIRST_CALL_TIMEOUT_S)
     if connection is None:
         if sessions:
-            return  # all is measured
+            return  # everything is measured
         sys.exit(
             f"no command waits for ranks at {address}: start 'redline run MODEL --ranks N --rendezvous {address}' first"
         )
     token = os.environ.get("REDLINE_TOKEN", "")
     work(connection, import_s=import_s, requested_at=requested_at, is_ranked=True, token=token)
     os.environ[_SESSIONS] = str(sessions + 1)
-    # Ranks meet under the number of the attempt: a new one makes them meet anew.
+    # Ranks meet under the number of the attempt, so a new number makes them meet anew.
     os.environ[_ATTEMPT] = str(int(os.environ.get(_ATTEMPT, "0")) + OWN_ATTEMPTS)
     os.execv(sys.executable, sys.orig_argv)
 
 
 def _called(address: str, timeout_s: float) -> socket.socket | None:
+    """Returns a connection to the address, or None if nobody has answered within the time."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
