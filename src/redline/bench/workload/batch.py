@@ -1,10 +1,9 @@
-"""The batch: where the inputs hold their items, how that is known, and how to take other items.
+"""This module says where the inputs hold their items, how that is known, and how to take other items. The items are the batch.
 
-The contract: the first input holds the items, a tensor along its axis 0, a list as its entries. Whatever else has as many
-entries along its own axis 0, or is a list as long, holds them too; the rest, such as a table of positions, belongs to all
-items. One run proves it: given twice the items, the model must answer twice as much, and the same for each item. An axis of
-time, of neighbours or of channels does not pass that. Other readings are not tried: a person names the axis (`batch_axis`),
-or the factory takes the batch.
+The contract: the first input holds the items, a tensor along its axis 0, a list as its entries. Whatever else has as many entries
+along its own axis 0, or is a list as long, holds them too. The rest, such as a table of positions, belongs to all items. One run
+proves it: given twice the items, the model must answer twice as much, and the same for each item. An axis of time, of neighbours or
+of channels does not pass that. Other readings are not tried: a person names the axis (`batch_axis`), or the factory takes the batch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ EXACT = 1e-3
 
 
 def contract_axes(inputs: Inputs) -> Axes:
-    """Returns where the items are by the contract; empty if the inputs hold neither a tensor nor a list of items."""
+    """Returns where the items are by the contract. It is empty if the inputs hold neither a tensor nor a list of items."""
     holders = [holder for side in inputs for holder in _holders(side, "")]
     return {path: axis for path, axis, length in holders if length == holders[0][2]}
 
@@ -66,7 +65,7 @@ def proven_axes(model: nn.Module, inputs: Inputs) -> Axes | str:
     size = size_along(inputs, axes)
     try:
         base = _answer(model, inputs)
-        # All further items are the first one again: then no mean over the items stays what it was.
+        # All further items are copies of the first one, so that a mean over the items changes too.
         has_axes = any(tensor.ndim for _, tensor in named_tensors(base))
         rows = [*range(size), *([0] * size if has_axes else range(size))]
         verdicts = list(_compare(_answer(model, select_items(inputs, axes, rows)), base, rows))
@@ -80,7 +79,7 @@ def proven_axes(model: nn.Module, inputs: Inputs) -> Axes | str:
 
 
 def size_along(inputs: Inputs, axes: Axes) -> int:
-    """Returns how many items there are; a `SpecError` says that the axes disagree."""
+    """Returns how many items there are. Raises a `SpecError` if the axes disagree."""
     sizes: dict[str, int] = {}
 
     def look(path: str, leaf: Any) -> Any:
@@ -97,7 +96,7 @@ def size_along(inputs: Inputs, axes: Axes) -> int:
 
 
 def select_items(inputs: Inputs, axes: Axes, rows: Sequence[int]) -> Inputs:
-    """Returns the inputs with these items, in this order; an item may be taken more than once."""
+    """Returns the inputs with these items, in this order. An item may be taken more than once."""
 
     def change(path: str, leaf: Any) -> Any:
         axis = axes.get(path)
@@ -113,7 +112,7 @@ def select_items(inputs: Inputs, axes: Axes, rows: Sequence[int]) -> Inputs:
 
 
 def resize(inputs: Inputs, axes: Axes, size: int) -> Inputs:
-    """Returns the first `size` items; fewer are repeated, because a copy of a valid item is valid."""
+    """Returns the first `size` items. If there are fewer they are repeated, because a copy of a valid item is valid."""
     old = size_along(inputs, axes)
     return inputs if old == size else select_items(inputs, axes, [row % old for row in range(size)])
 
@@ -131,11 +130,13 @@ def _holders(value: Any, path: str) -> Iterator[tuple[str, int | str, int]]:
 
 
 def _answer(model: nn.Module, inputs: Inputs) -> Any:
-    """Returns the model's answer in evaluation mode; what it keeps between calls, and the random state, stay as they were."""
+    """Returns the model's answer in evaluation mode. What the model keeps between calls, and the random state, stay as they were."""
     modes = [(module, module.training) for module in model.modules()]
-    try:  # the copy shares the weights, which may fill the device
+    # The copy shares the weights, because a second set of them might not fit on the device.
+    try:
         twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-    except Exception:  # a lock, a file, a function that closes over modules
+    # The model may hold something that cannot be copied: a lock, a file, a function that closes over modules.
+    except Exception:
         twin = model
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -163,7 +164,8 @@ def _compare(found: Any, base: Any, rows: Sequence[int]) -> Iterator[bool]:
 
 
 def _compare_tensors(found: Tensor, base: Tensor, rows: Sequence[int]) -> Iterator[bool]:
-    if not base.ndim:  # a loss: the sum or the mean over the items, or one beside answers that tell more
+    # A tensor without dimensions is a loss: the sum or the mean over the items, or one beside answers that tell more.
+    if not base.ndim:
         if rows[: len(rows) // 2] == rows[len(rows) // 2 :]:
             yield _is_same(found, base) or _is_same(found, 2 * base)
         return

@@ -40,29 +40,29 @@ class ExampleCode:
 
 
 class Source(ABC):
-    """Models come from a source. It answers to its own name in front (`timm:NAME`), and may claim names without."""
+    """Models come from a source. It answers to its own name in front (`timm:NAME`), and may claim names without a prefix."""
 
     needs_prefix: ClassVar[bool] = False
     """Its names need the source in front, because asking for the list may be slow."""
     is_built_elsewhere: ClassVar[bool] = False
-    """Somebody else decides on the image size and the classes: data are taken as they are."""
+    """Code of somebody else decides on the image size and the classes, so data are taken as they are."""
     writes_text: ClassVar[bool] = False
     """Its models can be asked to generate."""
 
     def claims(self, model: str) -> bool:
-        """Returns whether a name without a source in front is this one's."""
+        """Returns whether a name without a source in front belongs to this source."""
         return any(known.name == model for known in self.models())
 
     @abstractmethod
     def check(self, spec: WorkloadSpec) -> None:
-        """Raise a `UsageError` if the spec cannot be honoured. Builds nothing."""
+        """Raises a `UsageError` if the spec cannot be honoured. It builds nothing."""
 
     @abstractmethod
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
-        """Returns the workload of a checked spec, on the CPU; random state is already seeded."""
+        """Returns the workload of a checked spec, on the CPU. The random state is already seeded."""
 
     def build_for(self, spec: WorkloadSpec, seed: int, inputs: Inputs) -> Workload:
-        """Returns the workload of a checked spec for data that are there: `inputs` are of its first batch."""
+        """Returns the workload of a checked spec for data that are there. `inputs` are of the first batch of the data."""
         return self.build(spec, seed)
 
     def task_of(self, spec: WorkloadSpec) -> Task:
@@ -74,7 +74,8 @@ class Source(ABC):
         return spec.task
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
-        """Returns what is known of the model's identity before it is built; a sweep that goes on by it must not be misled."""
+        """Returns what is known of the model's identity before it is built. A resumed sweep trusts it, so models that
+        differ must differ in it."""
         return ""
 
     def has_stem(self, spec: WorkloadSpec) -> bool:
@@ -82,7 +83,7 @@ class Source(ABC):
         return False
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
-        """Returns how to make the same model and inputs in a few lines; None if that takes more, or the user."""
+        """Returns how to make the same model and inputs in a few lines. Returns None if that takes more lines, or the user's own code."""
         return None
 
     def writer_code(self, spec: WorkloadSpec) -> WriterCode:
@@ -92,7 +93,7 @@ class Source(ABC):
         return writer_code(model)
 
     def models(self) -> list[ModelName]:
-        """Returns what goes by name, as one writes it in a spec. Raises `MissingExtra` if the package is not installed."""
+        """Returns the models that go by name, as one writes them in a spec. Raises `MissingExtra` if the package is not installed."""
         return []
 
 
@@ -106,26 +107,27 @@ def bare(spec: WorkloadSpec) -> str:
 
 
 def refuse_options(spec: WorkloadSpec, *options: str, why: str) -> None:
-    """Raise a `SpecError` for the first of these options that was set."""
+    """Raises a `SpecError` for the first of these options that was set."""
     for option in options:
         if getattr(spec, option) is not None:
             raise SpecError(f"{option} {getattr(spec, option)} cannot be honoured for {spec.model}: {why}")
 
 
 def has_imagenet_stem(model: nn.Module) -> bool:
-    """Returns whether it begins as a ResNet for large images: a convolution that halves them, and a pooling that does it again."""
+    """Returns whether the model begins as a ResNet for large images: with a convolution that halves them, and a pooling
+    that does so again."""
     first, pooling = getattr(model, "conv1", None), getattr(model, "maxpool", None)
     return isinstance(first, nn.Conv2d) and first.stride == (2, 2) and isinstance(pooling, nn.MaxPool2d)
 
 
 def give_cifar_stem(model: nn.Module, notes: list[Note]) -> None:
-    """Begin with a 3×3 convolution that keeps the size and no pooling: of 32 pixels the other stem leaves 8."""
+    """Replaces the beginning by a 3×3 convolution that keeps the size, without pooling. Of 32 pixels the other stem would leave 8."""
     first = model.conv1
     assert isinstance(first, nn.Conv2d)
     model.conv1 = nn.Conv2d(
         first.in_channels, first.out_channels, kernel_size=3, stride=1, padding=1, bias=first.bias is not None
     )
-    # As torchvision begins its convolutions.
+    # The weights are drawn as torchvision draws those of its convolutions.
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()
     notes.append(note("model", "CIFAR stem: a 3×3 convolution without pooling, for small images"))
@@ -146,12 +148,13 @@ def build_workload(
 
 
 def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) -> None:
-    """Prove the batch if it is not known yet, and give the inputs the one that was asked for.
+    """Proves the batch if it is not known yet, and gives the inputs the batch that was asked for.
 
-    `ask` lets the model be run twice for that. A batch that cannot be given is a `SpecError`.
+    `ask` lets the model be run twice for that. A batch that cannot be given raises a `SpecError`.
     """
     if workload.step is not None:
-        return  # what its setup takes is known, and nothing else can be asked of a function
+        # What its setup takes is known, and nothing else can be asked of a function.
+        return
     why, inputs = "", (workload.args, workload.kwargs)
     if workload.batch is None and ((ask and workload.items is None) or spec.batch is not None):
         found = proven_axes(workload.model, inputs)
@@ -181,7 +184,7 @@ def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) ->
 
 
 def check_model(spec: WorkloadSpec) -> None:
-    """Raise a `UsageError` for an unknown name, a missing package or file, or options that cannot be honoured."""
+    """Raises a `UsageError` for an unknown name, a missing package or file, or options that cannot be honoured."""
     source = source_of(spec)
     if spec.task == "generate" and not source.writes_text:
         raise SpecError(
@@ -191,12 +194,12 @@ def check_model(spec: WorkloadSpec) -> None:
 
 
 def understood(spec: WorkloadSpec) -> WorkloadSpec:
-    """Returns the spec with the task that its source knows: a function called `step` is timed as it is."""
+    """Returns the spec with the task that its source knows. For example, a function called `step` is timed as it is."""
     return msgspec.structs.replace(spec, task=source_of(spec).task_of(spec))
 
 
 def fingerprint_of(spec: WorkloadSpec) -> str:
-    """Returns which source it is, and what that knows of a checked spec's model without building it."""
+    """Returns which source it is, and what that source knows of a checked spec's model without building it."""
     source = source_of(spec)
     return f"{type(source).__name__} {source.fingerprint(spec)}"
 
@@ -206,11 +209,11 @@ def source_of(spec: WorkloadSpec) -> Source:
 
 
 def find_source(model: str) -> Source:
-    """Returns the source in front of the colon, else the one that claims the name."""
+    """Returns the source in front of the colon. Without a colon it is the source that claims the name."""
     prefix, colon, _ = model.partition(":")
     if colon and prefix in SOURCES:
         return SOURCES.get(prefix)
-    # Those that need their name in front stay out: importing timm to answer a slip of the pen would take seconds.
+    # Sources that need their name in front are left out, because importing timm to answer a typing mistake would take seconds.
     candidates = [source for source in map(SOURCES.get, SOURCES) if not source.needs_prefix]
     for source in candidates:
         if source.claims(model):

@@ -1,8 +1,8 @@
-"""This module calls what people bring: factories with a batch and a seed, steps that are timed as they are, and modules that say
-themselves how they train.
+"""This module calls what people bring: factories with a batch and a seed, steps that are timed as they are, and modules
+that define how they train.
 
-A step may hold everything: its model, optimizer, accumulation, a loader. `setup` makes what it needs, once; the step gets
-what `setup` returned, if it takes something; `teardown` ends it.
+A step may hold everything: its model, optimizer, accumulation, a loader. `setup` makes what it needs, once. The step gets
+what `setup` returned, if it takes something. `teardown` ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_INPUTS: Inputs = ((), {})
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of a function by name; none if they cannot be read."""
+    """Returns the parameters of a function by name. The mapping is empty if they cannot be read."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -38,7 +38,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def batch_parameter(
     function: Callable[..., Any], whose: str, *, known: tuple[str, ...] = ()
 ) -> inspect.Parameter | None:
-    """Returns the parameter that takes the batch, by its name. Another one that must be given, and is not `known`, is refused."""
+    """Returns the parameter that takes the batch, by its name. Any other parameter that must be given, and is not `known`, is refused."""
     parameters = parameters_of(function)
     for name, parameter in parameters.items():
         is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -59,7 +59,7 @@ def call_with(
     whose: str,
     **besides: Any,
 ) -> Any:
-    """Returns what a function of the user's does, given the batch, the seed and what is `besides` if it takes them."""
+    """Returns the result of a function of the user's. It is given the batch, the seed and what is `besides` if it takes them."""
     given, takes = {SEED_NAME: seed, **besides}, parameters_of(function)
     if parameter is not None and batch is not None:
         given[parameter.name] = batch
@@ -67,19 +67,20 @@ def call_with(
         return function(**{name: value for name, value in given.items() if name in takes})
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
-            raise  # a failure of another kind, known by its own error
+            # Running out of memory is a failure of another kind, which has an error of its own.
+            raise
         raise BenchError("user", f"{whose} raised {one_line(error)}") from error
 
 
 def required_positional(function: Callable[..., Any]) -> int:
-    """Returns how many positional arguments a function must be given; 0 if that cannot be read."""
+    """Returns how many positional arguments a function must be given. It is 0 if that cannot be read."""
     return sum(
         one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
         for one in parameters_of(function).values()
     )
 
 
-# Steps that are timed as they are
+# This part is about steps that are timed as they are.
 
 
 class OwnStep:
@@ -115,7 +116,7 @@ class OwnStep:
         return batch_parameter(self._setup, f"setup of {self.name}", known=(DEVICE_NAME,))
 
     def start(self, device: torch.device | str, batch: int | None, seed: int) -> None:
-        """Call `setup`, the first time."""
+        """Calls `setup` if that has not been done."""
         if self._is_set_up:
             return
         self._is_set_up = True
@@ -127,7 +128,8 @@ class OwnStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.function(*self.state, *args, **kwargs)
-        if not self._is_checked:  # later calls are not looked at, because they are timed
+        # Later calls are not checked, because they are timed.
+        if not self._is_checked:
             self._is_checked = True
             parts = result if isinstance(result, tuple | list) else (result,)
             if any(isinstance(part, nn.Module) for part in parts):
@@ -140,7 +142,7 @@ class OwnStep:
         return result
 
     def close(self) -> None:
-        """Call `teardown` if `setup` was called. What it raises is printed, because the measurement is done by then."""
+        """Calls `teardown` if `setup` was called. An error that it raises is only printed, because the measurement is done by then."""
         if not self._is_set_up:
             return
         self._is_set_up = False
@@ -152,7 +154,7 @@ class OwnStep:
                 print(f"teardown of {self.name} raised {one_line(error)}", flush=True)  # noqa: T201  (kept with the record)
 
     def modules(self) -> dict[str, nn.Module]:
-        """Returns the modules the function reaches by what it closes over, its globals, its arguments and its state."""
+        """Returns the modules that the function reaches through what it closes over, its globals, its arguments and its state."""
         return reached_modules(self.function, self._returned, self.inputs)
 
 
@@ -165,7 +167,7 @@ def refuse_what_has_not_run(result: Any, name: str) -> None:
 
 
 class StepModule(nn.Module):
-    """This stands for a step in the place of a model. Its own modules stay out of sight: nothing may cast, move or switch them."""
+    """This stands in for a model where a step is timed. The step's own modules stay hidden: nothing may cast, move or switch them."""
 
     def __init__(self, step: OwnStep) -> None:
         super().__init__()
@@ -175,7 +177,7 @@ class StepModule(nn.Module):
         return self.step(*args, **kwargs)
 
     def with_modules(self) -> nn.Module:
-        """Returns the same with its modules in sight, to be counted and marked one by one."""
+        """Returns the same step with its modules visible, so that they can be counted and marked one by one."""
         shown = StepModule(self.step)
         for name, module in self.step.modules().items():
             shown.add_module(f"{name}_" if hasattr(shown, name) else name, module)
@@ -183,12 +185,12 @@ class StepModule(nn.Module):
 
 
 def name_of(model: nn.Module) -> str:
-    """Returns what its author calls it."""
+    """Returns the name that the model's author gave it."""
     return type(model).__name__
 
 
 def plain_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """Returns the call as its author would write it in a loop, without the modules that stand around functions here."""
+    """Returns the call as its author would write it in a loop, without the modules that we put around functions."""
     function: Callable[..., Any] = model
     if isinstance(model, StepModule):
         function, args = model.step.function, (*model.step.state, *args)
@@ -197,7 +199,7 @@ def plain_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return functools.partial(function, *args, **kwargs)
 
 
-# Modules that say themselves how they train
+# This part is about modules that define how they train.
 
 _REFUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 _LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "builtins")
@@ -205,13 +207,13 @@ AS_A_FUNCTION = "measure its loop as a function (--task step)"
 
 
 def _defined_by_user(module: nn.Module) -> set[str]:
-    """Returns the names that the user's own classes define, rather than the library they are derived from."""
+    """Returns the names that the user's own classes define. Names from the library that they are derived from are left out."""
     kinds = [kind for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
     return {name for kind in kinds for name in vars(kind)}
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Returns whether it is built as Lightning's modules are: with a training step and optimizers of its own."""
+    """Returns whether the model is built as Lightning's modules are, with a training step and optimizers of its own."""
     return {"training_step", "configure_optimizers"} <= _defined_by_user(model)
 
 
@@ -226,7 +228,8 @@ class TrainsItself(nn.Module):
         if refused := own.intersection(_REFUSED_HOOKS):
             raise BenchError("user", f"{self._name} has its own {min(refused)}: {AS_A_FUNCTION}")
         self.step: Callable[..., Any] = module.training_step  # type: ignore[assignment]
-        if "configure_model" in own:  # it makes layers late
+        # Lightning calls this so that a module can make layers late.
+        if "configure_model" in own:
             module.configure_model()  # type: ignore[operator]
         self.module = module
         self._index = (0,) if required_positional(self.step) > 1 else ()
@@ -239,7 +242,7 @@ class TrainsItself(nn.Module):
         return (kwargs or (args[0] if len(args) == 1 else args), *self._index)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Returns a fresh one each time, as the module makes it; schedulers are left out."""
+        """Returns a new optimizer each time, as the module makes it. Schedulers are left out."""
         configured = tree_leaves(self.module.configure_optimizers())  # type: ignore[operator]
         found = [leaf for leaf in configured if isinstance(leaf, torch.optim.Optimizer)]
         if len(found) != 1:

@@ -1,5 +1,5 @@
-"""This module has decoders for models that write text: what a generation asks of one, which decoder fits a model, and the caches
-of transformers."""
+"""This module has decoders for models that write text: what a generation asks of a decoder, which decoder fits a model,
+and the caches of transformers."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class WriterCode:
 
 
 class Decoder(nn.Module):
-    """This is a model with its prompt and its cache. `forward` gives the logits of the last position, and fills the cache."""
+    """This is a model with its prompt and its cache. `forward` returns the logits of the last position, and fills the cache."""
 
     can_be_static = True
-    """Its cache can be made once, as long as it will get, and written in place."""
+    """The cache can be made once, in its final length, and written in place."""
     cache_length: int | None = None
-    """The positions of a static cache, if not as many as the text has."""
+    """A static cache has this many positions. If it is None, `length` says how many."""
     start: int | None = None
     """While the prompt is read, the tokens that are read next begin here. Later it is None, because only the device knows."""
 
@@ -73,15 +73,15 @@ class Decoder(nn.Module):
 
     @property
     def length(self) -> int:
-        """The length of the cache: the last token is never read."""
+        """Returns the length of the cache. It is one less than the text, because the last token is never read."""
         return self.prompt.shape[1] + self.new_tokens - 1
 
     @abstractmethod
     def begin(self) -> None:
-        """Empty the cache; a static one stays where it is."""
+        """Empties the cache. A static cache keeps its place in memory."""
 
     def forget(self) -> None:
-        """Drop the cache: the next text gets one of the kind and number format that are asked for by then."""
+        """Drops the cache. The next text gets one of the kind and number format that are asked for by then."""
         self._cache, self._has_static = None, False
 
     @abstractmethod
@@ -91,9 +91,9 @@ class Decoder(nn.Module):
         return (tensor for tensor, _ in self.cache_reads())
 
     def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
-        """Returns each tensor of the cache with the share of it that a decode step reads, on average over the text.
+        """Yields each tensor of the cache with the share of it that a decode step reads, on average over the text.
 
-        A tensor that has as many positions as the cache is filled bit by bit; others are read whole.
+        A tensor that has as many positions as the cache is filled bit by bit. Others are read whole.
         """
         length = self.cache_length or self.length
         for _, tensor in named_tensors(self._cache):
@@ -105,27 +105,27 @@ class Decoder(nn.Module):
 
     @property
     def mean_filled(self) -> float:
-        """The positions that a decode step reads on average, its own included."""
+        """Returns the positions that a decode step reads on average, including its own."""
         return self.length - self.new_tokens / 2 + 1 if self.new_tokens > 1 else self.length
 
     def read_at_once(self, written: Tensor) -> Tensor:
-        """Returns the logits after what was written so far, without the help of a cache."""
+        """Returns the logits after what was written so far, computed without a cache."""
         self.begin()
         text = torch.cat([self.prompt, written], dim=1)
         return self(text, torch.arange(text.shape[1], device=text.device))
 
     def decoding_parameters(self) -> list[Tensor]:
-        """Returns the weights that every decoded token reads: all but tables of which a row is taken, unless they are tied
-        to a layer that reads them whole."""
+        """Returns the weights that every decoded token reads. Tables of which only a row is taken are left out, unless they
+        are tied to a layer that reads them whole."""
         tables = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         layers = [module for module in self.modules() if not isinstance(module, nn.Embedding)]
         read = {id(weight) for module in layers for weight in module.parameters(recurse=False)}
         return [weight for weight in self.parameters() if id(weight) not in tables - read]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
-        """Frequencies of rotary positions stay in fp32, as transformers keeps them: rounded, far positions are lost.
+        """Keeps the frequencies of rotary positions in fp32, as transformers does, because rounding them loses far positions.
 
-        Keys and values of a text that was read before are in the old format, or on the old device: they are dropped.
+        Keys and values of a text that was read before are in the old format, or on the old device, so they are dropped.
         """
         self.forget()
         kept = rotary_frequencies(self)
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
 
 
 class OwnDecoder(Decoder):
-    """The user's own `forward(tokens, cache)`, which returns logits and the cache; the first call gets None.
+    """This calls the user's own `forward(tokens, cache)`, which returns logits and the cache. The first call gets None as its cache.
 
     With a method `make_cache(batch, length)` the cache can be static: it is made once, and `forward` writes into it.
     """
@@ -198,7 +198,7 @@ def drawn_prompt(spec: WorkloadSpec, batch: int, vocabulary: int, seed: int) -> 
 
 
 def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: int, notes: list[Note]) -> Workload:
-    """Returns the workload of a decoder: its step reads one token per sequence; its items are tokens."""
+    """Returns the workload of a decoder. Its step reads one token per sequence, and its items are tokens."""
     batch = decoder.prompt.shape[0]
     tokens = torch.zeros((batch, 1), dtype=torch.long)
     positions = torch.full((1,), decoder.length - decoder.new_tokens + 1, dtype=torch.long)
@@ -221,7 +221,7 @@ def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: in
 ENCODER = "--task generate measures causal models; time its own generate as a function (--task step)"
 SEEN_TOKENS = 8
 SEEING = 1e-5
-"""The share of the largest logit by which an earlier one may change in a causal model, through the order of sums."""
+"""In a causal model an earlier logit may change by this share of the largest one, because sums are taken in another order."""
 
 
 def written_in_place(cache: Any, cursor: dict[str, Any], length: int) -> Any:
@@ -272,7 +272,7 @@ def asks_the_host(step: Callable[[], Any]) -> bool:
 
 
 def cache_argument(model: nn.Module) -> str | None:
-    """Returns what the forward of a model of transformers calls its cache; state-space models call it otherwise."""
+    """Returns the name under which the forward of a model of transformers takes its cache. State-space models use another name."""
     takes = parameters_of(model.forward)
     return next((name for name in ("past_key_values", "cache_params") if name in takes), None)
 
@@ -299,7 +299,7 @@ class HfDecoder(Decoder):
             length, self._mask, self._has_static = self.cache_length or self.length, None, True
             whole = StaticCache(config=self._config, max_cache_len=length)
             self._cache = written_in_place(whole, self._cursor, length)
-            # Some models make a mask of as many positions as are filled, which only the device knows.
+            # Some models make a mask of as many positions as are filled. Only the device knows that number.
             token, position = self.prompt[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device)
             if "attention_mask" in self._takes and asks_the_host(lambda: self(token, position)):
                 self._mask = torch.ones((len(token), length), dtype=torch.long, device=token.device)
@@ -312,23 +312,24 @@ class HfDecoder(Decoder):
         named: dict[str, Any] = {"input_ids": tokens, self._cache_argument: self._cache, "use_cache": True}
         if self._mask is not None and self.start is None:
             named["attention_mask"] = self._mask
-        # `cache_position` belongs to versions whose caches do not count by themselves.
+        # `cache_position` is taken only by versions whose caches do not count by themselves.
         more = {"cache_position": positions, "position_ids": positions.unsqueeze(0), "logits_to_keep": 1}
         named |= {name: value for name, value in more.items() if name in self._takes}
         logits: Tensor = self.model(**named).logits
         return logits[:, -1]
 
     def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
-        """Keys and values are read as far as the text goes; what else a layer keeps is read whole."""
+        """Yields each tensor with the share that is read. Keys and values are read as far as the text goes, other states whole."""
         for layer in getattr(self._cache, "layers", ()):
             for name, value in vars(layer).items():
-                for tensor in tree_leaves(value):  # states of a layer that is no attention stand in a dict
+                # The states of a layer that is not attention stand in a dict.
+                for tensor in tree_leaves(value):
                     if isinstance(tensor, Tensor) and tensor.ndim > 1:
                         grows = name in ("keys", "values")
                         yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
 
     def sees_ahead(self) -> bool:
-        """Returns whether another last token changes the logits of the first, because attention goes both ways."""
+        """Returns whether another last token changes the logits of the first, as happens when attention goes both ways."""
         if self.prompt.shape[1] < 2:
             return False
         text = self.prompt[:, :SEEN_TOKENS]
@@ -355,7 +356,8 @@ def writer_code(decoder: Decoder) -> WriterCode:
 
 
 def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, whose: str) -> Decoder:
-    """Returns the decoder by what the model can do: a forward that takes a cache, its own or transformers'; another model is refused."""
+    """Returns the decoder that the model's forward allows: one that takes the user's own cache, or that of
+    transformers. Another model is refused."""
     prompt = drawn_prompt(spec, batch, _vocabulary(model, whose), seed)
     new_tokens, takes = spec.new_tokens or DEFAULT_NEW_TOKENS, parameters_of(model.forward)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -371,7 +373,7 @@ def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, who
 
 
 def _vocabulary(model: nn.Module, whose: str) -> int:
-    """Returns the module's `vocab_size`, its config's, or the size of its first embedding."""
+    """Returns the module's `vocab_size`, the one in its config, or the size of its first embedding."""
     said = [getattr(part, "vocab_size", None) for part in (model, getattr(model, "config", None))]
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
     found = next((size for size in (*said, *tables) if isinstance(size, int)), None)

@@ -1,4 +1,4 @@
-"""The hashes made here say whether two models, or two inputs, are the same thing. The values of weights do not matter."""
+"""This module makes hashes that say whether two models, or two inputs, are the same thing. The values of weights do not matter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def input_hash(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 def forward_code(model: nn.Module) -> str:
     """Returns a hash of the byte-code of every forward that is not torch's own.
 
-    A live module may have been defined in a notebook: there is no file to hash, and its source text is gone in the
+    A live module may have been defined in a notebook. Then there is no file to hash, and its source text is gone in the
     worker, but the code itself came along.
     """
     kinds = {
@@ -51,7 +51,7 @@ def forward_code(model: nn.Module) -> str:
 
 
 def code_of(function: Any) -> str:
-    """Returns the byte-code of a function as text; it is empty if it has none of its own."""
+    """Returns the byte-code of a function as text. The text is empty if the function has none."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else _code_text(code)
 
@@ -84,14 +84,15 @@ def code_fingerprint(path: Path) -> str:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 level, module = (node.level, node.module) if isinstance(node, ast.ImportFrom) else (0, None)
                 bases = file.parents[level - 1 : level] if level else roots
-                for alias in node.names:  # what is imported from a package may be a module of it
+                # A name that is imported from a package may be a module of that package.
+                for alias in node.names:
                     waiting += _files_of(f"{module}.{alias.name}" if module else alias.name, bases)
-    # By content, not by path: moving a project does not make another model.
+    # The hash is of the content and not of the path, because moving a project does not make another model.
     return short_hash(b"\0".join(sorted(seen.values())))
 
 
 def _files_of(dotted: str, bases: Sequence[Path]) -> Iterator[Path]:
-    """Yields every file that importing `a.b.c` runs; `c` may be a name inside `a.b`."""
+    """Yields every file that importing `a.b.c` runs. `c` may be a name inside `a.b`."""
     for path in bases:
         for part in dotted.split("."):
             path = path / part

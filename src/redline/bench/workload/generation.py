@@ -1,4 +1,4 @@
-"""The timed step of generation: the prompt is read, then tokens are decoded one after the other, greedily."""
+"""This module has the timed step of generation: the prompt is read, then tokens are decoded one after the other, greedily."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Timing:
     """These are the seconds of one generation."""
 
     first_s: float
-    """The time to the first token."""
+    """This is the time to the first token."""
     whole_s: float
     issue_s: float
-    """The host needs this for the prefill and for all decode steps, if each takes as long as the first."""
+    """The host needs this long to issue the prefill and all decode steps, if each takes as long as the first."""
     token_issue_s: float
     """It takes this long to issue the first decode step. Later ones may wait until the device's queue has room."""
     token_s: Sequence[float]
-    """The times from each token to the next."""
+    """These are the times from each token to the next."""
 
 
 class GenerateStep:
-    """One generation: prefill, then a decode step per further token."""
+    """One call is one generation: a prefill, then a decode step per further token."""
 
     phases: ClassVar[tuple[str, ...]] = ("prefill", "decode")
 
@@ -44,12 +44,13 @@ class GenerateStep:
         assert isinstance(setup.workload.model, Decoder)
         self._setup = setup
         self.decoder: Decoder = setup.workload.model
-        self.decoder.forget()  # what the reference and the checks of switches have read is in their number format
+        # The reference and the checks of switches have left a cache in their own number format.
+        self.decoder.forget()
         device = self.decoder.prompt.device
         self._tokens = torch.zeros((self.decoder.prompt.shape[0], 1), dtype=torch.long, device=device)
         self._positions = torch.zeros(1, dtype=torch.long, device=device)
         if setup.capabilities.compiles:
-            # So that a graph of the compiler's own may write into them.
+            # The tokens and positions keep their addresses, so that a graph of the compiler's own may write into them.
             for tensor in (self._tokens, self._positions):
                 torch._dynamo.mark_static_address(tensor)
         self._next = NextToken(setup.model) if setup.decode is None else setup.decode
@@ -62,11 +63,11 @@ class GenerateStep:
         return self._setup.workload
 
     def context(self) -> AbstractContextManager[Any]:
-        # Inference mode would make the cache's tensors ones that a compiled program may not write into later.
+        # Under inference mode the cache would consist of tensors that a compiled program may not write into later.
         return torch.no_grad()
 
     def recover(self) -> None:
-        """Nothing is left over, because every generation begins with an empty cache."""
+        """Does nothing, because every generation begins with an empty cache."""
 
     def __call__(self, mark: Mark = no_mark) -> Tensor:
         return self.write(self.decoder.new_tokens, mark)
@@ -75,7 +76,7 @@ class GenerateStep:
         return partial(self, mark)
 
     def write(self, count: int, mark: Mark = no_mark) -> Tensor:
-        """Write `count` tokens, chosen greedily."""
+        """Writes `count` tokens, chosen greedily."""
         self.prefill()
         mark()
         tokens = [self._tokens.clone()]
@@ -86,7 +87,7 @@ class GenerateStep:
         return torch.cat(tokens, dim=1)
 
     def prefill(self) -> None:
-        """Read the prompt and choose the first token."""
+        """Reads the prompt and chooses the first token."""
         decoder, model = self.decoder, self._setup.model
         with self._setup.autocast():
             decoder.begin()
@@ -98,7 +99,7 @@ class GenerateStep:
         self._positions.fill_(read.shape[1])
 
     def decode(self) -> None:
-        """Read the token chosen last and choose the next."""
+        """Reads the token chosen last and chooses the next."""
         if not self._setup.records_decode:
             self._decode()
             return
@@ -108,7 +109,7 @@ class GenerateStep:
         self._logits = self._recorded_logits
 
     def decode_eagerly(self) -> None:
-        """Take a decode step as the model's own code does, without compiler or graph."""
+        """Takes a decode step as the model's own code does, without compiler or graph."""
         with self._setup.autocast():
             NextToken(self._setup.model)(self._tokens, self._positions)
 
@@ -119,12 +120,14 @@ class GenerateStep:
             self._logits = self._next(self._tokens, self._positions)
 
     def _record(self) -> None:
-        """Record a decode step as a graph, right after a prefill, which is done again afterwards."""
+        """Records a decode step as a graph, right after a prefill. The prefill is repeated afterwards, because
+        recording writes into the cache."""
         if self.decoder.length < RECORD_WARMUPS + 2:
             raise BenchError("unsupported", f"graphs: {self.decoder.length} positions are too few to record a step")
         token, position = self._tokens.clone(), self._positions.clone()
         self.decoder.begin()
-        self._positions.zero_()  # the steps before recording must stay within the cache
+        # The positions begin at zero, so that the steps before recording stay within the cache.
+        self._positions.zero_()
         self._replay, _ = self._setup.device.record_graph(self._decode, RECORD_WARMUPS)
         self._recorded_logits = self._logits
         self.prefill()
@@ -144,7 +147,7 @@ class GenerateStep:
         return found
 
     def timed(self) -> Timing:
-        """One generation, begun on an idle device. Nothing waits for the device between two tokens."""
+        """Runs one generation, begun on an idle device. Nothing waits for the device between two tokens."""
         device, clock = self._setup.device, time.perf_counter
         started = clock()
         self.prefill()

@@ -1,7 +1,8 @@
-"""This module reads what a person hands over, by a factory or alive: a module, its inputs, a loss, and what is known about them.
+"""This module reads what a person hands over, by a factory or as a live object: a module, its inputs, a loss, and what is
+known about them.
 
-The contract is `module`, `(module, inputs)`, `(module, inputs, loss)`, `(module, inputs, loss, targets)`, or a dict with these
-and `batch_axis`, `items` and `item`. A factory makes it, given the batch and the seed if it takes them.
+The contract is `module`, `(module, inputs)`, `(module, inputs, loss)`, `(module, inputs, loss, targets)`, or a dict with
+these and `batch_axis`, `items` and `item`. A factory makes it, given the batch and the seed if it takes them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ EXPECTED = "expected a module, (module, inputs), (module, inputs, loss), (module
 PARTS = ("model", "inputs", "loss", "targets", "batch_axis", "items", "item")
 """A dict may hold these keys."""
 KnownBatch = tuple[int, BatchOrigin]
-"""The batch a factory was called with, and who said so."""
+"""This is the batch that a factory was called with, and who chose it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +47,24 @@ class Handed:
     batch_axis: Any = None
     items: int | None = None
     item: str = "item"
-    """One of them is called a token, a node or a frame, for example."""
+    """One item is called by this word, which may be a token, a node or a frame."""
 
 
 @dataclass(frozen=True)
 class Factory:
-    """This makes a model: the user's function, called with the batch and the seed if it takes them."""
+    """It makes a model by calling the user's function with the batch and the seed, if the function takes them."""
 
     function: Callable[..., Any]
     parameter: inspect.Parameter | None
-    """The parameter that takes the batch."""
+    """The batch is given as this parameter."""
     whose: str
-    """The beginning of a sentence about it."""
+    """Messages about the factory begin with this."""
 
     def __call__(self, batch: int | None, seed: int) -> Handed:
         return sort_out(call_with(self.function, self.parameter, batch, seed, self.whose), self.whose)
 
     def inputs(self, seed: int, batch: int | None) -> Inputs:
-        """Returns the inputs alone, of another seed. The model that comes with them is let go."""
+        """Returns only the inputs, made with another seed. The model that comes with them is dropped."""
         with seeded(seed):
             inputs = self(batch, seed).inputs
         if inputs is None:
@@ -72,7 +73,7 @@ class Factory:
 
 
 class OwnSource(Source):
-    """This is a source of what people bring themselves."""
+    """This is the base of the sources of what people bring themselves."""
 
     is_built_elsewhere = True
     writes_text = True
@@ -86,7 +87,7 @@ class OwnSource(Source):
 
     @abstractmethod
     def identity(self, spec: WorkloadSpec) -> str:
-        """Returns what tells this model from another of the same class."""
+        """Returns text that tells this model from another of the same class."""
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         return self.build_for(spec, seed, None)
@@ -120,10 +121,10 @@ class OwnSource(Source):
 
 
 def refuse_another_batch(factory: Factory, inputs: Inputs, batch: int, seed: int) -> None:
-    """Refuse a factory that makes the same inputs for whatever batch it is told.
+    """Refuses a factory that makes the same inputs for whatever batch it is told.
 
-    By the contract the first input shows it. Packed and ragged inputs and graphs do not: then the factory is asked for twice
-    as many, and must give other shapes. A factory that takes no other batch is believed.
+    By the contract the size of the first input shows it. Packed and ragged inputs and graphs do not show it. Then the
+    factory is asked for twice as many, and must give other shapes. A factory that takes no other batch is believed.
     """
     axes = contract_axes(inputs)
     if axes and size_along(inputs, axes) == batch:
@@ -141,7 +142,7 @@ def refuse_another_batch(factory: Factory, inputs: Inputs, batch: int, seed: int
 
 
 def sort_out(returned: Any, whose: str) -> Handed:
-    """Read what was handed over; `whose` begins the sentence if it makes no sense."""
+    """Reads what was handed over. `whose` begins the sentence of an error."""
     if isinstance(returned, Mapping):
         parts = dict(returned)
         if unknown := [str(key) for key in parts if key not in PARTS]:
@@ -170,17 +171,17 @@ def sort_out(returned: Any, whose: str) -> Handed:
 
 
 def sort_inputs(inputs: Any) -> Inputs:
-    """Returns a mapping as keywords, a tuple or a list as positional arguments, and anything else as the one argument."""
+    """Returns keywords for a mapping, positional arguments for a tuple or a list, and one argument for anything else."""
     if isinstance(inputs, Mapping):
         return (), {str(key): value for key, value in inputs.items()}
-    # A named tuple is one thing with a shape of its own.
+    # A named tuple is one argument with a structure of its own.
     if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
         return tuple(inputs), {}
     return (inputs,), {}
 
 
 def batch_to_ask(parameter: inspect.Parameter | None, spec: WorkloadSpec, notes: list[Note]) -> KnownBatch | None:
-    """Returns the batch for a function that takes one: the one asked for, its own default, else ours."""
+    """Returns the batch for a function that takes one. It is the one asked for, else the function's own default, else ours."""
     if parameter is None:
         return None
     if spec.batch is None and type(parameter.default) is int:
@@ -189,7 +190,7 @@ def batch_to_ask(parameter: inspect.Parameter | None, spec: WorkloadSpec, notes:
 
 
 def workload_of_step(step: OwnStep, spec: WorkloadSpec, *, source: str, identity: str, seed: int) -> Workload:
-    """Returns a workload that calls a function as it is; `setup` is called when the device is known."""
+    """Returns a workload that calls a function as it is. `setup` is called when the device is known."""
     notes: list[Note] = []
     refuse_options(spec, "batch_axis", "image_size", why="a function is timed as it is")
     known = batch_to_ask(step.batch_parameter(), spec, notes)
@@ -223,7 +224,7 @@ def workload_of(
     known: KnownBatch | None = None,
     data: Inputs | None = None,
 ) -> Workload:
-    """Returns a workload of what was handed over, with the batch that is known so far; `settle_batch` does the rest.
+    """Returns a workload of what was handed over, with the batch that is known so far. `settle_batch` does the rest.
 
     `data` are inputs of the data it is to be trained on, which stand in for those that were not given.
     """
@@ -235,7 +236,8 @@ def workload_of(
     weights = [*model.parameters(), *model.buffers()]
     if not weights or any(map(nn.parameter.is_lazy, weights)):
         args, kwargs = copied(inputs)
-        with torch.no_grad():  # lazy layers take their shape from the first call, and some models make theirs in it
+        # Lazy layers take their shape from the first call, and some models make their layers in it.
+        with torch.no_grad():
             model.eval()(*args, **kwargs)
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
         raise BenchError(
@@ -274,12 +276,12 @@ def workload_of(
         notes=notes,
     )
     workload.items = spec.items or handed.items
-    # Built without memory, for counting alone, there is nothing to move.
+    # A model that was built without memory, for counting alone, cannot be moved.
     return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
 
 
 def _settle_mode(model: nn.Module, task: str) -> None:
-    """Let a module that refuses to change its mode, as those of torch.export do, stay as it is."""
+    """Sets the mode of the model. A module that refuses to change its mode, as those of torch.export do, stays as it is."""
     try:
         model.train(task == "train")
     except NotImplementedError as error:
@@ -288,4 +290,5 @@ def _settle_mode(model: nn.Module, task: str) -> None:
         for name in ("train", "eval"):
             setattr(model, name, MethodType(lambda own, mode=True: own, model))
         for module in model.modules():
-            module.training = False  # it has no other mode, and a compiler looks at this flag
+            # This module has no other mode, and a compiler looks at this flag.
+            module.training = False

@@ -39,24 +39,25 @@ T = TypeVar("T")
 def own_objects(value: Any) -> Any:
     """Returns the same leaves in containers and objects of their own, with small tensors inside objects copied too."""
     if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value):
-        return value  # as it is, because steps ask for it
+        # A tuple of tensors cannot be changed, so it needs no copy. Steps read it, and a copy would cost them time.
+        return value
     inside = {id(tensor): tensor for _, tensor in tensors_within(value)}
     shared = {id(tensor): tensor for _, tensor in named_tensors(value)}
     shared |= {key: tensor for key, tensor in inside.items() if not is_plain(tensor) or tensor.numel() > SMALL}
     try:
         return copy.deepcopy(value, dict(shared))
-    except Exception:  # it may refuse to be copied in any way
+    except Exception:  # the object may refuse to be copied, with any error
         return value
 
 
 def keeps_state(value: Any) -> bool:
-    """Returns whether it is an object with attributes that a call may change, such as a cache of keys and values."""
+    """Returns whether the value is an object with attributes that a call may change, such as a cache of keys and values."""
     known = Tensor | nn.Module | type | ModuleType | Enum
     return not isinstance(value, known) and not callable(value) and bool(getattr(value, "__dict__", None))
 
 
 def contents(value: Any) -> Any:
-    """Returns what can be compared after a call: what containers hold and what objects keep, without the values of tensors."""
+    """Returns what can be compared after a call: what containers hold and what objects keep. The values of tensors are left out."""
     parts = children(value)
     if parts is not None:
         return [(key, contents(part)) for key, part in parts]
@@ -73,7 +74,7 @@ def model_state(model: nn.Module) -> list[Any]:
 
 
 def _state_of(value: Any, seen: set[int], *, writes: bool = False) -> Any:
-    """Returns shapes, numbers and texts at any depth; with `writes` also whether a tensor was written to."""
+    """Returns shapes, numbers and texts at any depth. With `writes` it also tells whether a tensor was written to."""
     if isinstance(value, Tensor):
         return value.dtype, shape_text(value), _writes_to(value) if writes else 0
     if value is None or isinstance(value, bool | int | float | str):
@@ -88,7 +89,8 @@ def _state_of(value: Any, seen: set[int], *, writes: bool = False) -> Any:
 
 
 def _writes_to(tensor: Tensor) -> object:
-    """Returns what changes when a tensor is written to. Inference tensors have no version; small ones tell by their values."""
+    """Returns something that changes when a tensor is written to. Inference tensors have no version, so the values of small
+    ones are compared."""
     if not tensor.is_inference():
         return tensor._version
     return tensor.tolist() if is_plain(tensor) and tensor.numel() <= SMALL else 0
@@ -106,7 +108,8 @@ class Untouched(Generic[T]):
 
     def __get__(self, holder: Any, owner: type | None = None) -> T:
         if holder is None:
-            raise AttributeError  # so that the dataclass sees no default
+            # This error tells the dataclass that the field has no default.
+            raise AttributeError
         return cast(T, own_objects(getattr(holder, self._name)))
 
     def __set__(self, holder: Any, value: T) -> None:
@@ -114,7 +117,8 @@ class Untouched(Generic[T]):
 
 
 Held = dict[str, tuple[Tensor, Tensor]]
-"""It has, by name, a tensor and a copy of its values, because some kernels write without counting it in the tensor's version."""
+"""It maps a name to a tensor and a copy of its values. The copy is needed because some kernels write without counting it in
+the tensor's version."""
 
 
 def held_tensors(model: nn.Module) -> Held:
@@ -127,7 +131,7 @@ def held_tensors(model: nn.Module) -> Held:
 
 
 def changed_tensors(before: Held, after: Held) -> tuple[str, ...]:
-    """Returns the names of those that were written to, replaced, or not there before."""
+    """Returns the names of the tensors that were written to or replaced, or that were not there before."""
 
     def is_same(name: str) -> bool:
         return name in before and before[name][0] is after[name][0] and equal(before[name][1], after[name][1])
@@ -138,15 +142,15 @@ def changed_tensors(before: Held, after: Held) -> tuple[str, ...]:
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 NOISE = 0.1
-"""With this relative noise outputs move by far more than rounding moves them, and an input stays what it is."""
+"""This relative noise moves outputs by far more than rounding does, but keeps an input meaningful."""
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed what factories draw from, and give the state back: the bench may share its process with the user's code."""
+    """Seeds what factories draw from, and restores the state afterwards, because the bench may share its process with the user's code."""
     python, numpy, generator = random.getstate(), np.random.get_state(), torch.default_generator
     state = generator.get_state()
-    # Only the CPU's generator: torch.manual_seed would reach for every device.
+    # Only the CPU's generator is seeded, because `torch.manual_seed` would reach for every device.
     generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -159,17 +163,16 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def redraw(inputs: Inputs, seed: int, vocabulary: Mapping[str, int]) -> Inputs:
-    """Returns inputs of the same structure, shapes, dtypes and devices with other values, which the seed decides."""
+    """Returns inputs of the same structure, shapes, dtypes and devices with other values. The seed decides the values."""
     # They are drawn on the CPU, so that a seed means the same numbers on every device.
     generator = torch.Generator().manual_seed(seed)
     return _mapped(inputs, lambda path, tensor: _draw_like(tensor, generator, vocabulary.get(path)))
 
 
 def changed_slightly(inputs: Inputs, seed: int) -> Inputs:
-    """Returns the same inputs with a little noise on floating tensors. What they mean is not known, so nothing else changes.
+    """Returns the same inputs with a little noise on floating tensors. Their meaning is not known, so nothing else changes.
 
-    The noise is in proportion to each value and stays within the range seen: zeros, signs, bounds and masks stay what
-    they are.
+    The noise is in proportion to each value and stays within the range seen, so zeros, signs, bounds and masks stay what they are.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -219,23 +222,24 @@ def _values_of(tensor: Tensor) -> Tensor:
     """Returns the numbers a tensor stores, whatever its layout."""
     if tensor.is_nested:
         return torch.cat([row.flatten() for row in tensor.unbind()])
-    # The dense form of a sparse tensor might not fit where the tensor does.
+    # The dense form of a sparse tensor might not fit into memory, so we take the stored values.
     return stored(tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor)[0]
 
 
 def _is_drawable(tensor: Tensor) -> bool:
-    """Returns whether it is a dense tensor with dimensions: scalars are settings, and other layouts hold more than values."""
+    """Returns whether it is a dense tensor with dimensions. Scalars are settings, and other layouts hold more than values."""
     return is_plain(tensor) and tensor.ndim > 0 and tensor.numel() > 0
 
 
 def _with_noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     values = tensor.detach()
     if not bool(values.isfinite().all()):
-        return tensor  # a mask with -inf
+        return tensor  # this is a mask with -inf
     noise = (NOISE * torch.randn(values.shape, generator=generator)).to(values.device)
     if values.is_complex():
         changed = values * (1 + noise)
-    elif _says_nothing(values):  # all are alike: a share of nothing would change nothing
+    # If all values are alike, noise that stays within their range would change nothing.
+    elif _says_nothing(values):
         changed = values + noise
     else:
         changed = (values.float() * (1 + noise)).clamp(values.min().item(), values.max().item())
@@ -243,7 +247,7 @@ def _with_noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _draw_like(tensor: Tensor, generator: torch.Generator, vocabulary: int | None) -> Tensor:
-    """Returns another draw of the same kind; scalars, booleans, masks and other layouts stay as they are."""
+    """Returns another draw of the same kind. Scalars, booleans, masks and other layouts stay as they are."""
     if not _is_drawable(tensor) or tensor.dtype == torch.bool:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
@@ -251,9 +255,9 @@ def _draw_like(tensor: Tensor, generator: torch.Generator, vocabulary: int | Non
     else:
         low, high = (0, vocabulary - 1) if vocabulary else (int(tensor.min()), int(tensor.max()))
         if vocabulary is None and low >= 0 and high <= 1:
-            return tensor  # a mask: drawn anew it might hide everything
+            return tensor  # this is a mask, which might hide everything if it were drawn anew
         drawn = torch.randint(low, high + 1, tensor.shape, generator=generator)
-    # Copying into an empty twin keeps the strides, hence a channels-last input stays one.
+    # Copying into an empty twin keeps the strides, so a channels-last input stays one.
     return torch.empty_like(tensor, requires_grad=False).copy_(drawn).requires_grad_(tensor.requires_grad)
 
 
@@ -262,33 +266,34 @@ def _draw_floating(tensor: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randn(tensor.shape, generator=generator, dtype=torch.complex64)
     values = tensor.detach().float()
     if not bool(values.isfinite().all()):
-        return tensor.detach()  # a mask with -inf, or an input that is broken and had better show it
+        # This is a mask with -inf, or an input that is broken, which the result should show.
+        return tensor.detach()
     drawn = _draw_normal(tensor.shape, generator)
     if _says_nothing(values):
         return drawn
     drawn = drawn * values.std().item() + values.mean().item()
     low, high = values.min().item(), values.max().item()
-    # A model fed with pixels or probabilities may take a root or a logarithm: stay on the side of zero that was given.
+    # A model fed with pixels or probabilities may take a root or a logarithm, so values stay on the side of zero that was given.
     return drawn.clamp(low, high) if low >= 0 or high <= 0 else drawn
 
 
 def _draw_normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Returns standard normal values; in images half of their variance is shared by each quarter of the picture.
+    """Returns standard normal values. In images half of their variance is shared by each quarter of the picture.
 
-    To a network that ends in average pooling all pictures of pure noise look alike: its output hardly depends on
-    the input, and rounding errors drown what little does. Quarters that differ bring the dependence back.
+    To a network that ends in average pooling all pictures of pure noise look alike: its output hardly depends on the input,
+    and rounding errors drown what little does. Quarters that differ bring the dependence back.
     """
     drawn = torch.randn(shape, generator=generator)
     if len(shape) < 4:
         return drawn
     quarters = torch.randn((*shape[:-2], 2, 2), generator=generator)
     rows, columns = (torch.arange(size) * 2 // size for size in shape[-2:])
-    # Not by index_select: its many small parallel parts take seconds where other processes keep the processors busy.
+    # `index_select` is not used, because its many small parallel parts take seconds where other processes keep the processors busy.
     return (drawn + quarters[..., rows[:, None], columns]) * math.sqrt(0.5)
 
 
 def _says_nothing(tensor: Tensor) -> bool:
-    """Returns whether no spread can be read off these values."""
+    """Returns whether these values have no spread that a draw could follow."""
     values = tensor.detach().float()
     spread = values.std().item() if values.numel() > 1 else 0.0
     return not 0.0 < spread < float("inf")

@@ -1,8 +1,9 @@
-"""The loss of a training step: the one given, else the output's own, else the one that fits the targets.
+"""This module makes the loss of a training step. It is the one that was given, else the output's own, else the one that
+fits the targets.
 
 The contract: `loss(output)` or `loss(output, target)` gives one floating number that depends on the output. Targets are the
-user's own or those of a batch of data. Where there are none they are drawn once, at the first call: a later step only
-reads them, so that it can be compiled and captured.
+user's own or those of a batch of data. Where there are none they are drawn once, at the first call: a later step only reads
+them, so that it can be compiled and captured.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from redline.model.note import Note, note
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
 """torchvision trains its segmentation models, Inception and GoogLeNet with these weights."""
 IGNORED = -100
-"""The class that torch's cross-entropy leaves out."""
+"""torch's cross-entropy leaves out targets of this class."""
 HALF = (torch.float16, torch.bfloat16)
 
 TargetKind = Literal["shares", "labels", "values"]
-"""Targets with a value for each output are shares of the classes (such as one-hot ones), labels that are true or false, or values."""
+"""Targets with a value for each output are of three kinds: shares of the classes (such as one-hot ones), labels that are
+true or false, or values."""
 Compare = Callable[[Tensor, Tensor], Tensor]
 LossOf = Callable[[Any], Tensor]
 _OF_VALUES: dict[TargetKind, tuple[str, Compare]] = {
@@ -48,15 +50,15 @@ OWN = "output.loss", "sum of the output's losses"
 @dataclass(frozen=True)
 class Answers:
     right: Tensor
-    """So many targets that are judged are answered right."""
+    """This many of the judged targets are answered right."""
     classes: Tensor
-    """The targets that were judged; where one was not, the number of classes, which no target has."""
+    """These are the targets that were judged. A target that was not judged has the number of classes here, which no real target has."""
     known: int
     """There are this many classes."""
 
 
 class TrainingLoss:
-    """This is the loss of an output alone.
+    """This computes the loss of an output alone.
 
     A call looks at the output's form and keeps what it did as `chosen`: a function without any choice left, which a timed
     step calls as a plain loop would. The targets of a training on data change from step to step, which `chosen` allows.
@@ -69,9 +71,9 @@ class TrainingLoss:
         targets: Any = None,
         notes: list[Note] | None = None,
     ) -> None:
-        """`given` may be `loss(output)` or `loss(output, target)`; what a person should know is added to `notes`."""
+        """`given` may be `loss(output)` or `loss(output, target)`. What a person should know is added to `notes`."""
         self.given, self.targets, self._seed = given, targets, seed
-        """`targets` are the user's own, or those of the batch; None where they are drawn."""
+        """`targets` are the user's own, or those of the batch. It is None if they are drawn."""
         self._notes = [] if notes is None else notes
         least, self._most = (0.0, math.inf) if given is None else _arguments(given)
         self._name_given = "" if given is None else _name_of(given)
@@ -83,16 +85,16 @@ class TrainingLoss:
             raise BenchError("user", text)
         self._takes_targets = least == 2 or targets is not None
         self.name = self._name_given + ON_RANDOM * self._draws if given else "default"
-        """The record says that this was trained on."""
+        """The record gives this name to the loss that was trained on."""
         self.weight = 1.0
-        """This rank counts so much if ranks have unequal shares of a batch."""
+        """This rank's loss counts this much if ranks have unequal shares of a batch."""
         self.chosen: LossOf | None = None
-        """The last call computed this. It is for outputs of the same form."""
+        """This is the function that the last call computed. It is for outputs of the same form."""
         self.is_static = False
-        """A graph reads its targets from where they were when it was recorded: they are then copied there."""
+        """It is true if a graph reads its targets from where they were when it was recorded. New targets are then copied there."""
         self._is_checked = False
         self._part: tuple[Sequence[int], int] | None = None
-        """A rank has these rows of a global batch of this size, for which targets are drawn."""
+        """A rank has these rows of a global batch of this size. Targets are drawn for the whole batch."""
         self._drawn: dict[tuple[Any, ...], Tensor] = {}
         self._held: dict[tuple[int, ...], Tensor] = {}
         self._kind: TargetKind | None = None if given or targets is None else kind_of_targets(targets)
@@ -102,7 +104,7 @@ class TrainingLoss:
         self._number: tuple[str | None] | None = None
         """The output holds its loss at this path without naming it. The field is None until we have looked for it."""
         self._has_own = False
-        """The model trains on a loss of its own."""
+        """It is true if the model trains on a loss of its own."""
 
     @property
     def _draws(self) -> bool:
@@ -126,7 +128,7 @@ class TrainingLoss:
         return loss
 
     def choose(self, output: Any) -> LossOf:
-        """Returns the loss of outputs such as this one as one function that looks for nothing any more."""
+        """Returns the loss of outputs such as this one as one function that makes no more choices."""
         given = self.given
         if given is not None:
             if not self._takes_targets:
@@ -153,8 +155,8 @@ class TrainingLoss:
         if not is_plain(logits):
             kind = "ragged" if logits.is_nested else "sparse"
             raise BenchError("user", f"no loss to train on: the model returned a {kind} tensor; give a loss")
-        # Half precision sums many exponentials badly. Autocast has rules of its own for that, and people who train
-        # under it leave them alone; a copy in fp32 beside them took a tenth of the largest batch of a transformer.
+        # Half precision sums many exponentials badly, so the loss gets a copy in fp32. Autocast has rules of its own for that, and
+        # people who train under it leave them alone; a copy in fp32 beside them took a tenth of the largest batch of a transformer.
         in_fp32 = _half_format(logits) is not None
         logits = logits.float() if in_fp32 else logits
         is_drawn = self.targets is None
@@ -172,7 +174,8 @@ class TrainingLoss:
         return term
 
     def _comparison(self, logits: Tensor, targets: Any) -> tuple[str, Compare, Compare]:
-        """Returns the name of what compares such logits with such targets, that itself, and what gives targets the form it wants."""
+        """Returns the name of the comparison for such logits and targets, the comparison itself, and the function that
+        brings targets into the form it wants."""
         if not isinstance(targets, Tensor):
             kind = type(targets).__name__
             raise BenchError("user", f"targets in a {kind} need a loss of their own: give loss(output, target)")
@@ -191,7 +194,7 @@ class TrainingLoss:
         if (own := own_loss(output)) is not None:
             return own
         if self._number is None:
-            # In the first step with gradients: later steps are timed, and a compiler may hide the answer.
+            # We look in the first step with gradients, because later steps are timed and a compiler may hide the answer.
             path, others = loss_among(output)
             if _has_gradient(output) and not _is_fake(output):
                 self._number = (path,)
@@ -205,12 +208,13 @@ class TrainingLoss:
             return None
         return f"output {path}", part_at(output, path)
 
-    # Targets
+    # The next methods are about the targets.
 
     def put(self, targets: Any) -> None:
-        """Take the targets of the next step."""
+        """Takes the targets of the next step."""
         if self._kind is None and self.given is None:
-            self._kind = kind_of_targets(targets)  # of the first batch: looking at values waits for the device
+            # Only the targets of the first batch are looked at, because looking at values waits for the device.
+            self._kind = kind_of_targets(targets)
         if not self.is_static or not isinstance(targets, Tensor):
             self.targets = targets
             return
@@ -218,11 +222,11 @@ class TrainingLoss:
         self.targets = held.copy_(targets)
 
     def to(self, device: torch.device | str) -> None:
-        """Move the user's own targets."""
+        """Moves the user's own targets."""
         self.targets = map_tensors(self.targets, lambda _, tensor: tensor.to(device))
 
     def select(self, rows: Sequence[int], size: int) -> None:
-        """Takes the user's own targets of these items out of `size`."""
+        """Takes the user's own targets of these items, which are some of `size` items."""
 
         def chosen(path: str, tensor: Tensor) -> Tensor:
             if tensor.shape[:1] != (size,):
@@ -234,7 +238,7 @@ class TrainingLoss:
         self.targets = map_tensors(self.targets, chosen)
 
     def take(self, rows: Sequence[int], size: int) -> None:
-        """Keeps to these items out of `size` from now on. They are the share of one rank."""
+        """Keeps only these of `size` items from now on. They are the share of one rank."""
         self._part = rows, size
         self.select(rows, size)
 
@@ -249,7 +253,7 @@ class TrainingLoss:
         return self._cast[1]
 
     def _drawn_for(self, given: Callable[..., Tensor], output: Any) -> Tensor:
-        """Returns random targets for the first floating tensor of the output: classes, or values if the loss takes no classes."""
+        """Returns random targets for the first floating tensor of the output. They are classes, or values if the loss takes no classes."""
         floating = float_tensors(output)
         if not floating:
             raise BenchError(
@@ -263,10 +267,10 @@ class TrainingLoss:
         return self._draw(name, logits, classes=takes_classes)
 
     def _draw(self, name: str, logits: Tensor, *, classes: bool) -> Tensor:
-        """Returns random targets, drawn once per output and kept on its device.
+        """Returns random targets, which are drawn once per output and kept on its device.
 
-        They are one class per item, per position (N, T, V) or per pixel (N, C, H, W), or values of the output's shape between
-        0 and 1, which suit regression and binary cross-entropy alike.
+        They are one class per item, per position (N, T, V) or per pixel (N, C, H, W), or values of the output's shape
+        between 0 and 1, which suit regression and binary cross-entropy alike.
         """
         key, shape = (classes, name, logits.dtype, logits.device), list(logits.shape)
         many = shape.pop(class_axis(logits)) if classes else 0
@@ -278,9 +282,10 @@ class TrainingLoss:
                     "user", f"the model's output has another shape at each call ({forms}): give a loss, as loss(output)"
                 )
             return known
-        # A rank draws the targets of the global batch, and keeps its own.
+        # A rank draws the targets of the global batch and keeps its own, so that all ranks together train on the same
+        # targets as one would.
         rows, size = self._part if self._part and shape[:1] == [len(self._part[0])] else (None, 0)
-        # inference_mode(False): a tensor made under inference mode could never take part in autograd.
+        # Inference mode is off here, because a tensor made under it could never take part in autograd.
         with torch.inference_mode(False):
             whole = shape if rows is None else [size, *shape[1:]]
             generator = torch.Generator().manual_seed(self._seed)
@@ -291,15 +296,15 @@ class TrainingLoss:
             )
             drawn = drawn if rows is None else drawn[list(rows)]
             drawn = drawn.to(logits.device, drawn.dtype if classes else logits.dtype)
-        # What a fake tensor mode draws must not outlive it, and what is kept must not enter it.
+        # Targets that are drawn under a fake tensor mode must not outlive it, and real ones that are kept must not enter it.
         if not isinstance(logits, FakeTensor):
             self._drawn[key] = drawn
         return drawn
 
-    # Training on data
+    # The next methods are for training on data.
 
     def start_on_data(self, targets: Any) -> None:
-        """Take the targets that come with every batch from now on, of which these are the first."""
+        """Takes the targets that come with every batch from now on. These are the first ones."""
         if self.given is not None and self._most < 2:
             text = f"the loss {self._name_given} takes no targets"
             raise BenchError("user", f"{text}: on data it must be loss(output, target)")
@@ -308,12 +313,12 @@ class TrainingLoss:
         self.put(targets)
 
     def learn(self, output: Any) -> None:
-        """Look at an output of the model as it is, before a recipe changes it."""
+        """Looks at an output of the unchanged model, before a recipe changes it."""
         self(output)
         self._has_own = self.given is None and self._own(output) is not None
 
     def _classes(self, logits: Tensor) -> Tensor | None:
-        """Returns the classes that the targets name, one for each sample, position or pixel; None if they name none."""
+        """Returns the classes that the targets name, one for each sample, position or pixel. Returns None if they name none."""
         if not isinstance(self.targets, Tensor) or logits.ndim < 2:
             return None
         targets = fit(self.targets, logits)
@@ -322,23 +327,24 @@ class TrainingLoss:
         return None if targets.is_floating_point() else targets
 
     def held_out(self, output: Any) -> Tensor | None:
-        """Returns the loss of a held-out batch; None if the model trains on a loss of its own but returns none in eval mode."""
+        """Returns the loss of a held-out batch. Returns None if the model trains on a loss of its own but returns none in eval mode."""
         return None if self._has_own and self._own(output) is None else self(output)
 
     def answers(self, output: Any) -> Answers | None:
-        """Returns how many of the batch's targets the output has right; None if there are no classes to be right about."""
+        """Returns how many of the batch's targets the output has right. Returns None if the targets name no classes."""
         logits = main_logits(output)
         classes = None if logits is None else self._classes(logits)
         if logits is None or classes is None:
             return None
         if self.given is None and self._own(output) is not None and classes.ndim > 1:
-            return None  # a model with a loss of its own may compare other positions than these
+            # A model with a loss of its own may compare other positions than we would.
+            return None
         counted, axis = classes != IGNORED, class_axis(logits)
         right, known = (logits.argmax(axis) == classes) & counted, logits.shape[axis]
         return Answers(right.sum(), torch.where(counted, classes, known).flatten(), known)
 
     def class_beyond(self, logits: Tensor) -> int | None:
-        """Returns a target of this batch that names no class of the output; None if all do, or if our own loss is not used."""
+        """Returns a target of this batch that names no class of the output. Returns None if all do, or if our own loss is not used."""
         classes = None if self.given is not None or self._has_own else self._classes(logits)
         if classes is None:
             return None
@@ -346,7 +352,7 @@ class TrainingLoss:
         return int(wrong[0]) if len(wrong) else None
 
     def _check(self, loss: Any, output: Any) -> None:
-        """Raise in one line what is wrong with it; later calls are not looked at, because steps are timed."""
+        """Raises an error in one line if the loss cannot be trained on. Later calls are not checked, because steps are timed."""
         wrong = ""
         if not isinstance(loss, Tensor):
             hint = " (return the tensor, not its .item())" if isinstance(loss, float) else ""
@@ -362,14 +368,14 @@ class TrainingLoss:
         self._is_checked = not isinstance(loss, FakeTensor)
 
 
-# Outputs of any form
+# The functions below read outputs of any form.
 
 
 def own_loss(output: Any) -> tuple[str, LossOf] | None:
-    """Returns the name of the loss that an output carries, and how a loop takes it out of outputs such as this one.
+    """Returns the name of the loss that an output carries, and a function that takes it out of outputs such as this one.
 
-    It stands there as `loss`, by attribute or key. An output that is one number is itself the loss, and one that holds nothing
-    but single numbers by name, as detectors return while they train, is summed.
+    It stands there as `loss`, by attribute or key. An output that is one number is itself the loss, and one that holds
+    nothing but single numbers by name, as detectors return while they train, is summed.
     """
     if isinstance(output, Tensor):
         is_loss = output.ndim == 0 and output.is_floating_point()
@@ -389,8 +395,8 @@ def own_loss(output: Any) -> tuple[str, LossOf] | None:
 def loss_among(output: Any) -> tuple[str | None, list[str]]:
     """Returns where an output such as `(logits, loss)` holds its loss, and the other single numbers in it.
 
-    The loss is the number that depends on every parameter that any part of the output depends on; of several that do, the one
-    computed from the others. A scale, or a penalty of some layers, depends on fewer parameters.
+    The loss is the number that depends on every parameter that any part of the output depends on. If several do, it is the
+    one that is computed from the others. A scale, or a penalty of some layers, depends on fewer parameters.
     """
     graphs = {path: _graph_of(tensor) for path, tensor in float_tensors(output) if tensor.requires_grad}
     numbers = {path: tensor.grad_fn for path, tensor in float_tensors(output) if path in graphs and not tensor.ndim}
@@ -402,7 +408,7 @@ def loss_among(output: Any) -> tuple[str | None, list[str]]:
 
 
 def _graph_of(tensor: Tensor) -> set[Any]:
-    """Returns all of autograd's nodes that a tensor is computed by, its own and those of the parameters included."""
+    """Returns all of autograd's nodes that a tensor is computed by, including its own and those of the parameters."""
     seen: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn]
     while waiting:
@@ -413,10 +419,10 @@ def _graph_of(tensor: Tensor) -> set[Any]:
 
 
 def weighted_logits(output: Any) -> list[tuple[float, str, Tensor]]:
-    """Returns what enters the loss, with its weight.
+    """Returns the parts of the output that enter the loss, each with its weight.
 
-    Where the output names its main part (`logits`, `out`), only that and the auxiliary heads count: the rest is
-    hidden states and the like. Otherwise every floating tensor does, so that every parameter gets a gradient.
+    If the output names its main part (`logits`, `out`), only that and the auxiliary heads count: the rest is hidden states
+    and the like. Otherwise every floating tensor counts, so that every parameter gets a gradient.
     """
     floating = float_tensors(output)
     names = [name for name, _ in floating]
@@ -428,7 +434,7 @@ def weighted_logits(output: Any) -> list[tuple[float, str, Tensor]]:
 
 
 def main_logits(output: Any) -> Tensor | None:
-    """Returns the part of the output that answers; None if there is none."""
+    """Returns the part of the output that answers, or None if there is none."""
     return max(weighted_logits(output), key=itemgetter(0), default=(0.0, "", None))[2]
 
 
@@ -437,7 +443,7 @@ def class_axis(logits: Tensor) -> int:
 
 
 def _has_classes(logits: Tensor) -> bool:
-    """Returns False for one output per item or a single class, which leaves cross-entropy nothing to choose from."""
+    """Returns False for one output per item or a single class, because cross-entropy then has nothing to choose from."""
     return logits.ndim >= 2 and logits.shape[class_axis(logits)] > 1
 
 
@@ -446,7 +452,7 @@ def _of_positions(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _half_format(output: Any) -> torch.dtype | None:
-    """Returns the half precision of an output, unless autocast sees to the number format of the loss."""
+    """Returns the half precision of an output. Returns None if it has none, or if autocast chooses the number format of the loss."""
     floating = float_tensors(output)
     if not floating or torch.is_autocast_enabled(floating[0][1].device.type):
         return None
@@ -470,16 +476,17 @@ def _kind_of(output: Any) -> str:
     return "nothing" if output is None else f"{type(output).__name__} without a floating tensor"
 
 
-# Losses and targets of any form
+# The functions below handle losses and targets of any form.
 
 
 def _arguments(loss: Callable[..., Any]) -> tuple[float, float]:
-    """Returns how many positional arguments a loss must be given, and how many it may; at least one if that cannot be read."""
-    # The signature of a module is that of its call, which takes anything.
+    """Returns how many positional arguments a loss must be given, and how many it may be given. The first is at least one
+    if that cannot be read."""
+    # The signature of a module is that of its call, which takes anything, so we read that of `forward`.
     function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # built in: nothing to read
+    except (TypeError, ValueError):  # a function that is built in may have no signature
         return 1, math.inf
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
@@ -488,7 +495,8 @@ def _arguments(loss: Callable[..., Any]) -> tuple[float, float]:
 
 def _accepts(loss: Callable[..., Any], output: Any, targets: Tensor) -> bool:
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Using a target size")  # losses of values only warn of classes
+        # Losses of values only warn when they are given classes, so the warning is raised as an error.
+        warnings.filterwarnings("error", message="Using a target size")
         try:
             loss(output, targets)
         except Exception as error:
@@ -504,19 +512,21 @@ def _name_of(loss: Callable[..., Any]) -> str:
 
 
 def kind_of_targets(targets: Any) -> TargetKind:
-    """Returns what the values of a first batch look like. It is not known yet whether there is one for each output."""
+    """Returns what the values of a first batch look like. It is not known yet whether there is a value for each output."""
     if not isinstance(targets, Tensor):
         return "values"
     values = targets.float()
     if values.ndim == 2 and values.shape[1] > 1 and (values >= 0).all() and ((values.sum(1) - 1).abs() < 1e-3).all():
         return "shares"
     zeros, ones = (values == 0).sum(), (values == 1).sum()
-    is_mixed = bool(zeros and ones) or not targets.is_floating_point()  # a first batch may have but one of them
+    # Labels are zeros and ones, but a first batch may have only one of the two.
+    is_mixed = bool(zeros and ones) or not targets.is_floating_point()
     return "labels" if is_mixed and int(zeros + ones) == values.numel() else "values"
 
 
 def fit(targets: Tensor, logits: Tensor) -> Tensor:
-    """Returns targets in the shape of the output if they have a value for each of its numbers, else classes as torch wants them."""
+    """Returns targets in the shape of the output if they have a value for each of its numbers. Otherwise returns classes as
+    torch wants them."""
     if targets.numel() == logits.numel():
         return targets.reshape(logits.shape)
     axis = class_axis(logits)

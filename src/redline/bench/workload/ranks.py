@@ -37,18 +37,18 @@ from redline.model.record import RankInfo
 from redline.model.units import format_bytes
 
 RENDEZVOUS_TIMEOUT_S = 120.0
-"""All ranks must have come up within this time."""
+"""All ranks must have started within this time."""
 GLOO_JOINED = threading.Event()
-"""Set once this process is in a group of gloo: a script ends such a process with `os._exit`.
+"""It is set once this process is in a group of gloo. A script ends such a process with `os._exit`.
 
-A thread of gloo drops the last collective, and waits for the interpreter for that. If the interpreter is being taken down by
-then, the thread ends the process with SIGABRT: 3 of 45 plain scripts did, with torch 2.15 on two busy cores.
+A thread of gloo drops the last collective, and waits for the interpreter for that. If the interpreter is being taken down
+by then, the thread ends the process with SIGABRT: 3 of 45 plain scripts did, with torch 2.15 on two busy cores.
 """
 PROBE_WARMUPS = 2
 _TORCH = Path(torch.__file__).parent
 _MEETING_PLACES = (
     _TORCH / "distributed",
-    _TORCH / "autograd",  # the backward pass waits for the gradients of other ranks
+    _TORCH / "autograd",  # the backward pass waits here for the gradients of other ranks
     _TORCH / "nn" / "parallel" / "distributed.py",
     Path(__file__),
 )
@@ -56,7 +56,7 @@ _MEETING_PLACES = (
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among its siblings."""
+    """This describes this process among its siblings."""
 
     number: int = 0
     local: int = 0
@@ -66,7 +66,7 @@ class Rank:
 
     @classmethod
     def of_environment(cls) -> Rank:
-        """Returns the rank that torchrun says. The global rank is RANK, because LOCAL_RANK begins again on every node."""
+        """Returns the rank that torchrun assigns. The global rank is RANK, because LOCAL_RANK begins again on every node."""
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()
         number = int(os.environ["RANK"])
@@ -95,7 +95,7 @@ class Rank:
         return f"{kind}:{self.local}"
 
     def join(self, device: Device, timeout_s: float = RENDEZVOUS_TIMEOUT_S) -> None:
-        """Wait for all others. `timeout_s` is also the longest that any rank waits in a collective."""
+        """Waits for all others. `timeout_s` is also the longest that any rank waits in a collective."""
         backend = self.backend or ("nccl" if device.is_accelerator else "gloo")
         given: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
         if device.is_accelerator:
@@ -109,7 +109,7 @@ class Rank:
 
 
 def refuse_shared_devices(kind: str, ranks: int) -> None:
-    """Refuse more ranks than devices, because ranks that share a GPU only take turns on it."""
+    """Refuses more ranks than devices, because ranks that share a GPU only take turns on it."""
     count = cuda.device_count()
     if ranks > count:
         names = ", ".join(dict.fromkeys(cuda.device_names()))
@@ -120,7 +120,7 @@ def refuse_shared_devices(kind: str, ranks: int) -> None:
 
 
 def refuse_more_than_fit(ranks: int) -> None:
-    """Refuse ranks on the CPU that cannot fit: a rank holds at least what this process does, which has loaded torch and no model."""
+    """Refuses ranks on the CPU that cannot fit. A rank holds at least what this process does, which has loaded torch and no model."""
     own, machine = psutil.Process().memory_info(), psutil.virtual_memory().total
     least = ranks * (own.rss - own.shared)
     if least > machine:
@@ -136,7 +136,7 @@ def processors() -> int:
 
 
 def is_ranked() -> bool:
-    """Returns True if this process is a rank, even the only one."""
+    """Returns True if this process is a rank, even if it is the only one."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -151,7 +151,7 @@ class Ranks:
         self.rank = rank or Rank()
         self.is_rank = rank is not None
         self.steps = 0
-        """So many steps have begun; see `Position`."""
+        """This many steps have begun. See `Position`."""
         self._meeting: Any = None
         self.has_share = False
 
@@ -160,7 +160,7 @@ class Ranks:
         return self.rank.world > 1
 
     def join(self, device: Device, timeout_s: float) -> None:
-        """Joins a group for the model's own traffic, and one on the CPU for what ranks agree on."""
+        """Joins a group for the model's own traffic, and another one on the CPU for what ranks agree on."""
         if is_ranked():
             return
         self.rank.join(device, timeout_s)
@@ -172,7 +172,7 @@ class Ranks:
             dist.destroy_process_group()
 
     def agreed(self, *values: int) -> list[int]:
-        """Returns rank 0's values."""
+        """Returns the values of rank 0."""
         if not self.several:
             return list(values)
         told = torch.tensor(values, dtype=torch.int64)
@@ -180,7 +180,7 @@ class Ranks:
         return told.tolist()
 
     def any_of(self, is_so: bool) -> bool:
-        """Returns True if it is so on any rank. What follows runs steps, and all ranks must run as many."""
+        """Returns True if it is so on any rank. The answer decides how many steps run, and all ranks must run as many."""
         if not self.several:
             return is_so
         told = torch.tensor([int(is_so)])
@@ -188,7 +188,7 @@ class Ranks:
         return bool(told.item())
 
     def meet(self) -> None:
-        """Wait until all ranks are here."""
+        """Waits until all ranks are here."""
         if self.several:
             dist.barrier(group=self._meeting)
 
@@ -211,7 +211,7 @@ class Ranks:
         )
 
     def set_threads(self, threads: int | None) -> None:
-        """Use as many threads as were asked for. Otherwise ranks on one machine share its processors."""
+        """Uses as many threads as were asked for. Otherwise ranks on one machine share its processors."""
         if threads is None and self.several:
             here = int(os.environ.get("LOCAL_WORLD_SIZE", self.rank.world))
             threads = max(1, processors() // here)
@@ -219,9 +219,9 @@ class Ranks:
             torch.set_num_threads(threads)
 
     def share(self, workload: Workload, batch: int | None, *, ask: bool = False) -> None:
-        """Keeps this rank's part of the global batch; the first ranks take one more where it does not divide.
+        """Keeps this rank's part of the global batch. If the batch does not divide evenly, the first ranks take one item more.
 
-        Waits until it is known which axes hold the items; `ask` lets the model be asked. Splits only once.
+        Nothing is split until it is known which axes hold the items. `ask` lets the model be asked. The batch is split only once.
         """
         if not self.several or self.has_share or batch is None:
             return
@@ -246,18 +246,18 @@ class Ranks:
         if remainder:
             text = f"batch {batch} over {world} ranks: {remainder} of them take {size + 1} items, the others {size}"
             workload.notes.append(note("uneven-batch", text))
-            # Gradients are averaged over ranks, so a rank with fewer items would count each of them more.
+            # Gradients are averaged over ranks, so without a weight each item of a rank with fewer items would count more.
             workload.loss.weight = mine * world / batch
 
     def level(self, model: nn.Module) -> None:
-        """Gives every rank the weights and statistics of rank 0: each has calibrated them on its own items."""
+        """Gives every rank the weights and statistics of rank 0, because each rank has calibrated them on its own items."""
         if self.several:
             with torch.no_grad():
                 for tensor in chain(model.parameters(), model.buffers()):
                     dist.broadcast(tensor.data, 0)
 
     def distribute(self, setup: Setup) -> None:
-        """Averages gradients over the ranks, unless a switch already distributes the model in its own way."""
+        """Averages gradients over the ranks. It does not do so if a switch already distributes the model in its own way."""
         if self.several and setup.task == "train" and not setup.is_sharded:
             device = setup.device
             ids = [device.torch_device] if device.is_accelerator else None

@@ -1,8 +1,8 @@
-"""A randomly initialised model is made to carry signal, so that comparing its outputs means something.
+"""This module makes a randomly initialised model carry signal, so that comparing its outputs means something.
 
-Fresh from its constructor a model may answer zero to everything (ViT's head), pass its input by every block
-(ConvNeXt's layer scales of 1e-6), or let activations explode through BatchNorms that have never seen data. Any
-recipe would look perfect, or hopeless, on such a model.
+Fresh from its constructor a model may answer zero to everything (ViT's head), pass its input by every block (ConvNeXt's
+layer scales of 1e-6), or let activations explode through BatchNorms that have never seen data. Any recipe would look
+perfect, or hopeless, on such a model.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ DORMANT = 1e-2
 TOKEN_STD = 0.02
 """Tokens and positions of transformers are usually drawn with this spread."""
 CALIBRATION_ROWS = 8
-"""The calibrating forward has at least this many items: a batch of one has too few values per channel for a variance."""
+"""The calibrating forward has at least this many items, because a batch of one has too few values per channel for a variance."""
 QUIET_CHANNEL = 1e-3
-"""A channel that hardly varies is given at least this share of its layer's variance, lest it is blown up."""
+"""A channel that hardly varies is given at least this share of its layer's variance, so that it is not blown up."""
 CALM_BIAS = 1.0
 """Calibrated BatchNorms whose bias is still zero get this one. With zero a ReLU cuts half of every value, which for normal
-values multiplies a small error by 1.2 per layer; with 1 most values pass, and the factor is 1.06. Measured on resnet152
-at 64 px: rounding its weights to fp16 moved the output by 0.8 of what depends on the input, against 0.01 with 1.
-Of 0.5, 1, 1.5 and 2, tried on nine torchvision models, 1 was a compromise: more bias makes inputs matter less."""
+values multiplies a small error by 1.2 per layer. With 1 most values pass, and the factor is 1.06. This was measured on
+resnet152 at 64 px: rounding its weights to fp16 moved the output by 0.8 of what depends on the input, against 0.01 with 1.
+We tried 0.5, 1, 1.5 and 2 on nine torchvision models. 1 was a compromise, because more bias makes inputs matter less."""
 
 
 def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Note]:
-    """Awaken and calibrate a workload whose weights are random, where it stands; the notes say what was done.
+    """Awakens and calibrates a workload whose weights are random, in place. The notes say what was done.
 
     `sparing` calibrates on few items, because fp32 at the whole batch may not fit where the recipe does.
     """
@@ -51,7 +51,8 @@ def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> 
         try:
             args, kwargs = copied(inputs())
             calibrate_batchnorm(workload.model, partial(workload.model, *args, **kwargs))
-        except Exception as error:  # a model made for training alone may have no forward in evaluation mode
+        # A model that is made for training alone may have no forward in evaluation mode.
+        except Exception as error:
             if is_out_of_memory(error):
                 raise
             broken = error
@@ -67,9 +68,10 @@ def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> 
 
 
 def awaken(model: nn.Module) -> list[Note]:
-    """Give dormant parameters values that let signal through: a vector scales, a matrix mixes, a table holds tokens.
+    """Gives dormant parameters values that let signal through: a vector scales, a matrix mixes, a table holds tokens.
 
-    What is added rather than multiplied, a bias, stays: zero is where it belongs, and signal passes by it.
+    Parameters that are added rather than multiplied, such as a bias, stay as they are. Zero is right for them, and signal
+    passes by them.
     """
     generator = torch.Generator().manual_seed(0)
     changed: dict[str, list[str]] = {}
@@ -106,9 +108,10 @@ def is_dormant(parameter: nn.Parameter) -> bool:
 
 
 def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Callable[[], Inputs]]:
-    """Returns what BatchNorms may be calibrated on, best first: inputs drawn anew if they are free, else the user's own.
+    """Returns inputs that BatchNorms may be calibrated on, the best first. They are drawn anew if the inputs are free, else
+    they are the user's own.
 
-    They hold at least `CALIBRATION_ROWS` items where more can be had, and no more when sparing. The inputs as they are
+    They hold at least `CALIBRATION_ROWS` items where more can be had, and no more when sparing. The unchanged inputs
     follow, for a model that is made for one size.
     """
     own, axes, again = (workload.args, workload.kwargs), workload.axes, workload.again
@@ -126,16 +129,17 @@ def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = Fal
 
 
 def calibrate_batchnorm(model: nn.Module, run: Callable[[], object]) -> int:
-    """Set the statistics of BatchNorms that have never seen data from one forward; returns how many were set.
+    """Sets the statistics of BatchNorms that have never seen data from one forward. Returns how many were set.
 
-    The statistics are set from a layer's input before it normalises that very input, so that the layers behind
-    already see normalised activations: one forward calibrates all depths. Biases of zero become `CALM_BIAS`.
+    The statistics are set from a layer's input before it normalises that very input, so that the layers behind already see
+    normalised activations: one forward calibrates all depths. Biases of zero become `CALM_BIAS`.
     """
     modes = {module: module.training for module in model.modules()}
     calibrated: set[nn.Module] = set()
 
     def set_statistics(module: Any, args: tuple[Tensor, ...]) -> None:
-        if module not in calibrated:  # a layer that is used twice keeps what it saw first
+        # A layer that is used twice keeps what it saw first.
+        if module not in calibrated:
             calibrated.add(module)
             _set_statistics(module, args[0])
 
@@ -160,7 +164,7 @@ def _set_statistics(module: _BatchNorm, inputs: Tensor) -> None:
     over = [dimension for dimension in range(values.ndim) if dimension != 1]
     mean = values.mean(dim=over)
     if values.numel() == values.shape[1]:
-        # One value per channel: subtracting it would leave nothing, so only the scale is set, from all channels.
+        # With one value per channel, subtracting it would leave nothing, so only the scale is set, from all channels.
         mean, variance = torch.zeros_like(mean), values.square().mean().expand_as(mean)
     else:
         variance = values.var(dim=over)
@@ -177,7 +181,7 @@ def _set_statistics(module: _BatchNorm, inputs: Tensor) -> None:
 def _untouched(model: nn.Module) -> list[_BatchNorm]:
     """Returns the BatchNorms whose statistics are as they were made.
 
-    The count of batches is no witness: statistics may have been loaded from a file that does not hold it.
+    The count of batches does not prove it, because statistics may have been loaded from a file without that count.
     """
     return [
         module

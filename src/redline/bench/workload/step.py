@@ -1,5 +1,5 @@
-"""This module sets a workload up for a recipe and makes the timed step of it: one forward for inference; forward, loss, backward
-and optimizer for training."""
+"""This module sets a workload up for a recipe and makes the timed step of it. Inference is one forward. Training is
+forward, loss, backward and optimizer."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ OPTIMIZER_SETTINGS: dict[OptimizerName, dict[str, Any]] = {
     "adamw": {"lr": LEARNING_RATE / 10},
 }
 COUNTS_STEPS: tuple[OptimizerName, ...] = ("adam", "adamw")
-"""These optimizers count on the host, unless `capturable` says that a graph will replay them."""
+"""These optimizers count their steps on the host, unless `capturable` says that a graph will replay them."""
 INITIAL_GRADIENT_SCALE = 2.0**10
-"""This is lower than torch's 2¹⁶, which overflows and skips the first steps of most models. So the loss path starts at once."""
+"""This is lower than torch's 2¹⁶, which overflows and skips the first steps of most models. So the loss decreases from the first step."""
 
 
 def no_mark() -> None:
-    """Record nothing, for steps whose phases are not looked at."""
+    """Records nothing. It is for steps whose phases are not looked at."""
 
 
 @dataclass
 class Setup:
-    """This is a workload on its way through a recipe. A switch changes what it is about and nothing else."""
+    """This is a workload on its way through a recipe. A switch changes the part that it is about and nothing else."""
 
     workload: Workload
     device: Device
@@ -56,27 +56,28 @@ class Setup:
     decode: Callable[..., torch.Tensor] | None = None
     """In a generation this is a compiled decode step with its choice of the token. `model` still reads the prompt."""
     records_decode: bool = False
-    """In a generation, the decode step is recorded as a graph."""
+    """In a generation, it is true if the decode step is recorded as a graph."""
     step_class: type[InferenceStep] | type[TrainingStep] | None = None
     """This runs in place of the plain step of the task, if a switch brings a step of its own."""
     switches: dict[str, Capabilities] = field(default_factory=dict)
-    """It says what each switch of the recipe does to the program."""
+    """It maps each switch of the recipe to what it does to the program."""
     compiled_blocks: Sequence[str] = ()
     """These modules are compiled one by one, when they are first called."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
     after_first_call: list[Callable[[], None]] = field(default_factory=list)
     """Switches call these checks once a step has run. A check raises if the switch did not do what its name says."""
     shortens_launches: bool = False
-    """It is compiled or recorded: when it has run, all its kernels are loaded, and how soon they start may be what counts."""
+    """It is true for a step that is compiled or recorded. Once it has run, all its kernels are loaded, and how soon
+    they start may be what counts."""
     distributed: torch.nn.parallel.DistributedDataParallel | None = None
-    """The model as several ranks train it, below any compiler."""
+    """This is the model as several ranks train it, below any compiler."""
     is_sharded: bool = False
-    """A switch has spread the weights over the ranks."""
+    """It is true if a switch has spread the weights over the ranks."""
     input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
     changes_inputs: bool = False
-    """A call was seen to change a container or an object among its inputs: every step then gets new ones."""
+    """It is true if a call was seen to change a container or an object among its inputs. Every step then gets new ones."""
     is_watched: bool = True
-    """The next call of the model will show whether it does."""
+    """It is true if the next call of the model will show whether it changes its inputs."""
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -95,13 +96,13 @@ class Setup:
         return self.task in ("infer", "train") and not merged
 
     def settle(self) -> None:
-        """Call this once everything has run: nothing is left to compile, and no kernel to load."""
+        """Call this once everything has run, because then nothing is left to compile and no kernel is left to load."""
         end_compile_pool()
         if self.shortens_launches and (why := self.device.shorten_launches()) is not None:
             self.notes["launches"] = why
 
     def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Change every input tensor, now and whenever other inputs are put in their place."""
+        """Changes every input tensor, now and whenever other inputs are put in its place."""
         self.input_changes.append(change)
         self.args, self.kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, self.kwargs))
 
@@ -112,7 +113,7 @@ class Setup:
         return args, kwargs
 
     def begin_with_originals(self) -> None:
-        """Restore the inputs before every step, if the model writes into them."""
+        """Restores the inputs before every step, if the model writes into them."""
         if self.workload.originals is None:
             return
         own = [tensor for _, tensor in input_tensors((self.args, self.kwargs))]
@@ -122,9 +123,9 @@ class Setup:
 
     @contextmanager
     def watching_inputs(self) -> Iterator[None]:
-        """Hold this around the first step if nothing is compared: inputs that it writes into are then restored too.
+        """Hold this around the first step if nothing is compared. Inputs that the step writes into are then restored before every step.
 
-        The copies are off the device, where memory is counted.
+        The copies are kept off the device, because memory is counted there.
         """
         if self.workload.originals is not None or self.task not in ("infer", "train"):
             yield
@@ -137,23 +138,24 @@ class Setup:
             self._note_restored()
 
     def _restore(self, own: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
-        """Restore these before every step, from now on."""
+        """Restores these before every step from now on."""
 
         def restore() -> None:
             with torch.no_grad():
                 for tensor, original in zip(own, kept, strict=True):
                     if tensor.grad_fn is not None and not tensor._is_view():
-                        tensor.detach_()  # the last step of a training wrote something into it that has a gradient
+                        # The last training step may have written something with a gradient into the tensor.
+                        tensor.detach_()
                     tensor.copy_(original)
 
         self.before_step.append(restore)
 
     def let_originals_go(self) -> None:
-        """Keep only the inputs this recipe works on: the fp32 ones beside them would count as the recipe's memory."""
+        """Keeps only the inputs that this recipe works on, because the fp32 ones beside them would count as the recipe's memory."""
         self.workload.args, self.workload.kwargs = self.args, self.kwargs
 
     def autocast(self, *, cache: bool = True) -> torch.autocast:
-        """Returns a fresh autocast context, which is entered once per step, as a server does once per request."""
+        """Returns a new autocast context, which is entered once per step, as a server does once per request."""
         return torch.autocast(
             self.device.autocast_type,
             dtype=self.autocast_dtype,
@@ -166,8 +168,8 @@ class Setup:
     ) -> Callable[[], Any]:
         """Returns the model's call on its inputs, and the loss of what it answers, as a plain loop would write it.
 
-        `plain`: earlier calls have shown what they do with their inputs. The same ones are given to all if they stay as they are.
-        `marked`: somebody looks at the phases or the modules of the call, so that the module itself must be called.
+        `plain` means that earlier calls have shown what they do with their inputs. If inputs stay as they are, all calls get the same
+        ones. `marked` means that somebody looks at the phases or the modules of the call, so that the module itself must be called.
         """
         forward: Callable[[], Any] = self._watched_call
         if plain and self.changes_inputs:
@@ -179,7 +181,7 @@ class Setup:
         return self.under_autocast(forward if loss is None else lambda: loss(forward()))
 
     def under_autocast(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns the work in the recipe's number format. Without autocast that is the work itself, which then costs nothing more."""
+        """Returns the work in the recipe's number format. Without autocast it returns the work itself, which then costs nothing more."""
         if self.autocast_dtype is None:
             return work
 
@@ -190,7 +192,7 @@ class Setup:
         return under_autocast
 
     def _watched_call(self) -> Any:
-        """Call the model. The first call shows whether it changes a container or an object among its inputs."""
+        """Calls the model. The first call shows whether it changes a container or an object among its inputs."""
         args, kwargs = self.args, self.kwargs
         before = contents((args, kwargs)) if self.is_watched else None
         output = self.model(*args, **kwargs)
@@ -210,7 +212,7 @@ class TimedStep(Protocol):
     """This step can be timed. A call finds out what is to be done; `plain` returns what it then does, and nothing else."""
 
     phases: ClassVar[tuple[str, ...]]
-    """The names of its parts. The step calls `mark` at the end of each, so the last mark is the end of the step."""
+    """These are the names of its parts. The step calls `mark` at the end of each, so the last mark is the end of the step."""
 
     def __call__(self, mark: Mark = no_mark) -> Any: ...
 
@@ -218,10 +220,10 @@ class TimedStep(Protocol):
         """Returns the step as the body of a plain loop. What can be settled once is settled here, after the first call."""
 
     def context(self) -> AbstractContextManager[Any]:
-        """Returns what is held around a row of steps."""
+        """Returns a context that is held around a row of steps."""
 
     def recover(self) -> None:
-        """Forget a step that broke half-way, so that the next one starts clean."""
+        """Forgets a step that broke half-way, so that the next one starts clean."""
 
 
 class InferenceStep:
@@ -254,7 +256,7 @@ class InferenceStep:
         return self._setup.workload.context()
 
     def recover(self) -> None:
-        """A broken forward leaves nothing behind."""
+        """Does nothing, because a broken forward leaves nothing behind."""
 
     @property
     def workload(self) -> Workload:
@@ -267,7 +269,7 @@ class InferenceStep:
 
     @contextmanager
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """Give the step these inputs while the context is held."""
+        """Gives the step these inputs while the context is held."""
         held = self._setup.args, self._setup.kwargs
         self._setup.args, self._setup.kwargs = args, kwargs
         try:
@@ -277,7 +279,7 @@ class InferenceStep:
 
 
 class CalledStep(InferenceStep):
-    """It calls a function of the user's as it is: gradients are its own affair."""
+    """It calls a function of the user's as it is. The function sees to gradients itself."""
 
     phases: ClassVar[tuple[str, ...]] = ("step",)
 
@@ -293,7 +295,7 @@ class TrainingStep:
         self._optimizer = make_optimizer(optimizer, setup.workload.model, **setup.optimizer_options)
         self._scaler = make_scaler(setup)
         self._loss: Callable[[Any], torch.Tensor] | None = None
-        """The last call took this for the loss. It is None before the first call."""
+        """The last call computed this loss. It is None before the first call."""
 
     def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
         loss = self._body(self._setup.call(self._loss_with_gradient), mark)()
@@ -370,12 +372,13 @@ class TrainingStep:
         return torch.enable_grad()
 
     def recover(self) -> None:
-        """Half of the gradients may be there, and the scaler may think that it has already unscaled them."""
+        """Drops the gradients and makes a new scaler. Half of the gradients may be there, and the old scaler may think
+        that it has already unscaled them."""
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler = make_scaler(self._setup)
 
     def eagerly(self, mark: Mark = no_mark) -> torch.Tensor:
-        """Run one step without compiler or graph, for a batch of another size than they were made for."""
+        """Runs one step without compiler or graph, for a batch of another size than they were made for."""
         compiled, self._setup.model = self._setup.model, self._setup.workload.model
         try:
             return TrainingStep.__call__(self, mark)
@@ -383,7 +386,7 @@ class TrainingStep:
             self._setup.model = compiled
 
     def learn_at(self, rate: float) -> None:
-        """Set the learning rate, which a graph reads from the device's memory."""
+        """Sets the learning rate. A graph reads it from the device's memory."""
         for group in self._optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
@@ -392,16 +395,16 @@ class TrainingStep:
 
     @property
     def gradient_scale(self) -> float | None:
-        """The scale of gradients, or None if they are not scaled. Reading it waits for the device."""
+        """Returns the scale of gradients, or None if they are not scaled. Reading it waits for the device."""
         return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
 
     def optimizer_state(self) -> Iterator[tuple[torch.Tensor, Any]]:
-        """Returns what the optimizer keeps of each parameter."""
+        """Yields each parameter with what the optimizer keeps of it."""
         yield from self._optimizer.state.items()
 
 
 def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
-    """Returns the step of the setup's task: the plain one, or the one that a switch brings."""
+    """Returns the step of the setup's task. It is the plain one, or the one that a switch brings."""
     plain: dict[Task, type[InferenceStep] | type[TrainingStep]]
     plain = {"infer": InferenceStep, "train": TrainingStep, "step": CalledStep}
     kind = setup.step_class or plain[setup.task]
@@ -423,7 +426,8 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, **options: Any) 
     if not parameters:
         raise BenchError("user", f"{name_of(model)} has no parameter with a gradient: there is nothing to train")
     if options.get("fused") and parameters[0].is_cuda:
-        # A launch takes a few dozen of them. Small ones among the large leave most of the device idle in each.
+        # One launch handles a few dozen of the parameters. Small ones among the large would leave most of the device idle
+        # in each launch.
         parameters.sort(key=torch.Tensor.numel, reverse=True)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return kinds[name](parameters, **{**OPTIMIZER_SETTINGS[name], **options})

@@ -49,7 +49,7 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
-    """Returns every tensor with its path: `1`, `logits`, `decoder.0`; a lone tensor has the empty path."""
+    """Returns every tensor with its path, such as `1`, `logits` or `decoder.0`. A lone tensor has the empty path."""
     if isinstance(value, Tensor):
         return [(path, value)]
     found = []
@@ -59,7 +59,7 @@ def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
 
 
 def part_at(value: Any, path: str) -> Callable[[Any], Any]:
-    """Returns what takes the part at this path out of values of this structure: `output["logits"]`, `output[1]`."""
+    """Returns a function that takes the part at this path out of values of this structure, such as `output["logits"]` or `output[1]`."""
     for place, (name, child) in enumerate(children(value) or ()):
         if path != name and not path.startswith(f"{name}."):
             continue
@@ -76,7 +76,7 @@ def part_at(value: Any, path: str) -> Callable[[Any], Any]:
 
 
 def tensors_within(value: Any, path: str = "", seen: frozenset[int] = frozenset()) -> list[tuple[str, Tensor]]:
-    """Returns what `named_tensors` does, and the tensors in objects that move themselves to a device, for their sizes."""
+    """Returns what `named_tensors` does, and also the tensors in objects that move themselves to a device."""
     if isinstance(value, Tensor):
         return [(path, value)]
     parts = children(value)
@@ -88,12 +88,12 @@ def tensors_within(value: Any, path: str = "", seen: frozenset[int] = frozenset(
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Returns whether its memory is what its shape says, that is neither sparse nor ragged."""
+    """Returns whether the tensor's memory is what its shape says, that is, whether it is neither sparse nor ragged."""
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def stored(tensor: Tensor) -> list[Tensor]:
-    """Returns the tensors that hold what a sparse, ragged or wrapped one stores, values first; for a plain one itself."""
+    """Returns the tensors that hold the data of a sparse, ragged or wrapped tensor, the values first. A plain tensor is returned itself."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
         return [part for name in wrapper.__tensor_flatten__()[0] for part in stored(getattr(wrapper, name))]
@@ -115,7 +115,7 @@ def packed(value: Any) -> list[Tensor]:
 
 
 def parameter_count(*models: nn.Module) -> int:
-    """Counts every parameter once, however many modules share it, and the packed weights of quantized layers."""
+    """Returns the number of parameters. Each counts once, however many modules share it. Packed weights of quantized layers count too."""
     given = {id(weight): weight for model in models for weight in model.parameters()}
     held = {id(value): value for model in models for module in model.modules() for value in vars(module).values()}
     kept = (weight for value in held.values() for weight in packed(value))
@@ -123,7 +123,7 @@ def parameter_count(*models: nn.Module) -> int:
 
 
 def shape_of(tensor: Tensor) -> list[int | None]:
-    """Returns its lengths, with None along a ragged axis."""
+    """Returns the lengths of the tensor's axes, with None along a ragged axis."""
     if tensor.is_nested and tensor.layout == torch.strided:
         rows = tensor._nested_tensor_size()
         return [tensor.size(0), *(int(column[0]) if len(column.unique()) == 1 else None for column in rows.T)]
@@ -133,7 +133,7 @@ def shape_of(tensor: Tensor) -> list[int | None]:
 def map_leaves(
     value: Any, change: Callable[[str, Any], Any], path: str = "", *, until: Callable[[str], bool] | None = None
 ) -> Any:
-    """Returns the same structure with `change(path, leaf)` in place of every leaf, tensors and other objects alike.
+    """Returns the same structure with `change(path, leaf)` in place of every leaf. Tensors and other objects are leaves alike.
 
     `until` names paths of containers that are taken as leaves.
     """
@@ -151,7 +151,7 @@ def map_tensors(value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Returns structure, shapes and dtypes as text; the values of tensors and arrays do not show."""
+    """Returns structure, shapes and dtypes as text. The values of tensors and arrays are left out."""
     if isinstance(value, Tensor):
         return f"{value.dtype}{shape_text(value)}"
     if isinstance(value, np.ndarray):
@@ -164,7 +164,7 @@ def describe(value: Any) -> str:
 
 
 def shape_text(tensor: Tensor) -> str:
-    """Returns the shape, of a ragged tensor without the name of its axis, which differs from process to process."""
+    """Returns the shape as text. The name of a ragged tensor's axis is left out, because it differs from process to process."""
     if not tensor.is_nested:
         return str(list(tensor.shape))
     return f"ragged {tensor.size(0)} rows, {tensor.numel()} values"
@@ -188,17 +188,17 @@ def rebuild(value: Any, keys: list[str], parts: list[Any]) -> Any:
         return type(value)(parts)
     twin = copy.copy(value)
     for key, part in zip(keys, parts, strict=True):
-        object.__setattr__(twin, key, part)  # also where the dataclass is frozen
+        object.__setattr__(twin, key, part)  # this also works for frozen dataclasses
     return twin
 
 
 def float_tensors(output: Any) -> list[tuple[str, Tensor]]:
-    """Returns the floating tensors of any output with their paths; a lone tensor is called `output`."""
+    """Returns the floating tensors of any output with their paths. A lone tensor is called `output`."""
     return [(path or "output", tensor) for path, tensor in named_tensors(output) if tensor.is_floating_point()]
 
 
 class WholeDispatchMode(TorchDispatchMode):
-    """This mode also sees what `torch.cond`, loops, scans and `flex_attention` do inside: they take functions.
+    """This mode also sees what `torch.cond`, loops, scans and `flex_attention` do inside, although these operators take functions.
 
     A subclass runs all other operators in `run`.
     """
@@ -211,7 +211,7 @@ class WholeDispatchMode(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator, and look at it."""
+        """Runs an operator, and looks at it."""
         raise NotImplementedError
 
     def opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -221,7 +221,8 @@ class WholeDispatchMode(TorchDispatchMode):
         try:
             with self:
                 return plain(*args, **(kwargs or {}))
-        except AssertionError:  # some refuse to start under a mode: then the functions that they call run under it
+        # Some of these operators refuse to start under a mode. Then the functions that they call run under it.
+        except AssertionError:
             modes = (*_get_current_dispatch_mode_stack(), self)
             with _disable_current_modes():
                 return plain(*(_under(modes, one) if callable(one) else one for one in args), **(kwargs or {}))
@@ -238,7 +239,7 @@ def _under(modes: tuple[TorchDispatchMode, ...], function: Callable[..., Any]) -
 
 
 def reached_modules(*values: Any) -> dict[str, nn.Module]:
-    """Returns the modules that functions, containers and objects hold, each under a name of its own.
+    """Returns the modules that functions, containers and objects hold, each under its own name.
 
     A module inside another one that was found comes with that one.
     """
@@ -267,6 +268,7 @@ def _held_by(value: Any) -> dict[str, Any]:
         return {"": (value.func, value.args, value.keywords)}
     try:
         used = inspect.getclosurevars(value)
-    except (TypeError, ValueError):  # it is no function, or closes over a name that has no value yet
+    # The value is not a function, or it closes over a name that has no value yet.
+    except (TypeError, ValueError):
         return dict(getattr(value, "__dict__", {}))
     return {**used.nonlocals, **used.globals, "": getattr(value, "__self__", None)}

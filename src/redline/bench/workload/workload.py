@@ -32,7 +32,7 @@ from redline.model.record import BatchOrigin, SecondInputs, WorkloadInfo
 from redline.model.spec import Task
 
 DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8, "generate": 1}
-"""The batch of models by name and of factories that must be told: one request, and a small training step."""
+"""This is the batch of models by name and of factories that must be told one: a single request, or a small training step."""
 
 INPUTS_ARE_RESTORED = "the model writes into its inputs: they are restored before every step"
 
@@ -52,48 +52,48 @@ class Workload:
     args: Untouched[tuple[Any, ...]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
     kwargs: Untouched[dict[str, Any]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
     loss: TrainingLoss
-    """The loss of the output alone, for training."""
+    """This is the loss of the output alone, which a training needs."""
     task: Task
     batch: int | None
-    """The items of a step; None until `settle_batch` has asked the model."""
+    """A step has this many items. It is None until `settle_batch` has asked the model."""
     batch_from: BatchOrigin
     item: str
-    """The word for what is counted: img, seq or item."""
+    """This is the word for what is counted: img, seq or item."""
     axes: Axes | None
     """The axes along which the inputs hold their items. If they are not known (None), the inputs cannot be resized."""
     source: str
     model_hash: str
     input_hash: str
     items: int | None = None
-    """One step was declared to count as so many items, if that is not the batch."""
+    """One step was declared to count as this many items, if that is not the batch."""
     inputs_are_free: bool = True
     """Redline made the inputs, so that any values of these shapes would do. The user's own may have a structure."""
     again: Callable[[int, int | None], Inputs] | None = None
-    """Makes other inputs of the same kind on the CPU, from a seed and, if the user's factory takes one, a batch."""
+    """It makes other inputs of the same kind on the CPU, from a seed and, if the user's factory takes one, a batch."""
     gradients: Gradients = "inference"
     """Inference runs under this mode. A model that differentiates inside its forward pass cannot do so in inference mode."""
     originals: Inputs | None = None
-    """The inputs as they were, if the model writes into them: every step then begins with these."""
+    """These are the inputs as they were, if the model writes into them. Every step then begins with these."""
     device: torch.device | str = "cpu"
     is_cpu_only: bool = False
-    """Torch computes it on no other device."""
+    """It is true if torch computes this model on no other device."""
     weights_are_random: bool = True
-    """The numerics then need a model that was made to carry signal: see `signal.py`."""
+    """If true, the numerics need a model that was made to carry signal. See `signal.py`."""
     notes: list[Note] = field(default_factory=list)
     step: OwnStep | None = None
-    """A function of the user's, which `model` stands for; it is timed as it is."""
+    """This is a function of the user's, which `model` stands for. It is timed as it is."""
     seed: int = 0
-    """The seed of `step`."""
+    """This is the seed that `step` is given."""
     vocabulary: dict[str, int] = field(default_factory=dict)
-    """An integer input may take so many values. The key is its path in the inputs (`0`, `input_ids`)."""
+    """An integer input may take this many values. The key is its path in the inputs (`0`, `input_ids`)."""
 
     @property
     def items_per_step(self) -> int:
-        """Returns 1 if nothing is known, because steps are counted then."""
+        """Returns how many items one step counts as. It is 1 if nothing is known, because steps are counted then."""
         return self.items or self.batch or 1
 
     def to(self, device: torch.device | str) -> Workload:
-        """Move the model, the inputs and the user's own targets; a function's `setup` is told the device instead."""
+        """Moves the model, the inputs and the user's own targets. The `setup` of a function is told the device instead."""
         if self.is_cpu_only and torch.device(device).type != "cpu":
             raise SpecError("torch computes quantized models like this one on a CPU alone: give --device cpu")
         self.device = device
@@ -106,17 +106,18 @@ class Workload:
         return self
 
     def context(self) -> AbstractContextManager[Any]:
-        """Returns what is held around forward passes of inference."""
+        """Returns a context that is held around forward passes of inference."""
         modes = {"inference": torch.inference_mode, "off": torch.no_grad, "on": torch.enable_grad}
         return modes[self.gradients]()
 
     def keep_originals(self) -> None:
-        """Keep a copy of the inputs, because the model was seen writing into them."""
+        """Keeps a copy of the inputs, because the model was seen writing into them."""
         self.originals = copied((self.args, self.kwargs))
         self.notes.append(note("input", INPUTS_ARE_RESTORED))
 
     def differentiates(self, call: Callable[[], Any]) -> bool:
-        """Returns whether `call`, which failed in inference mode, does not with gradients possible, which they then are."""
+        """Returns whether `call`, which failed in inference mode, works under `no_grad` or with gradients on. The mode that
+        works is kept."""
         if self.gradients != "inference" or self.task != "infer":
             return False
         for mode, where, fails in (
@@ -137,22 +138,21 @@ class Workload:
         """Returns the inputs on the model's device."""
 
         def move(_: str, leaf: Any) -> Any:
-            # Graph batches and the like are no tensors, but know how to move.
+            # Batches of graphs and the like are no tensors, but have a method to move them.
             return leaf.to(self.device) if isinstance(leaf, Tensor) or callable(getattr(leaf, "to", None)) else leaf
 
         args, kwargs = inputs
         return map_leaves(args, move), map_leaves(kwargs, move)
 
     def put(self, inputs: Inputs) -> None:
-        """Take these inputs from now on."""
+        """Takes these inputs from now on."""
         self.args, self.kwargs = inputs
         self.input_hash = input_hash(*inputs)
 
     def second_inputs(self, seed: int) -> Second | None:
-        """Returns other inputs of the same structure, shapes and dtypes, and how they were made, if there are any.
+        """Returns other inputs of the same structure, shapes and dtypes, and how they were made. Returns None if there are none.
 
-        Free ones are drawn. The user's own come from the factory again; if that is impossible, floating tensors get a
-        little noise.
+        Free inputs are drawn. The user's own come from the factory again. If that is impossible, floating tensors get a little noise.
         """
         own = self.args, self.kwargs
         if self.inputs_are_free:
@@ -170,7 +170,7 @@ class Workload:
         return None if same_values(changed, own) else Second(changed, "noise")
 
     def _made(self, item: str, rank: int) -> int | None:
-        """Returns how large Redline made one picture or sequence; None for anything else."""
+        """Returns how large Redline made one picture or sequence. Returns None for anything else."""
         if not self.inputs_are_free or self.item != item:
             return None
         return next((t.shape[-1] for _, t in input_tensors((self.args, self.kwargs)) if t.ndim >= rank), None)
@@ -226,10 +226,10 @@ def assemble(
     vocabulary: dict[str, int] | None = None,
     notes: list[Note] | None = None,
 ) -> Workload:
-    """Returns the workload of any source: its mode follows the task, its loss is chosen, its hashes are taken.
+    """Returns the workload of any source. It sets the mode by the task, chooses the loss and takes the hashes.
 
-    A source that makes its inputs names their `batch`, and has put it first in every tensor that has it. Another one may know
-    the batch, and who said so.
+    A source that makes its inputs names their `batch`, and has put it first in every tensor that has it. Another one may
+    know the batch, and who chose it.
     """
     args, kwargs = inputs
     notes = list(notes or [])
@@ -258,7 +258,7 @@ def assemble(
 
 
 def choose_batch(batch: int | None, task: Task, notes: list[Note]) -> int:
-    """Returns the batch asked for, or the default with a note that says so."""
+    """Returns the batch that was asked for, or the default with a note that says so."""
     if batch is not None:
         return batch
     what = {"infer": "inference", "train": "training", "step": "a step", "generate": "generation"}[task]

@@ -1,1 +1,1 @@
-"""Where models come from: one file per source, each registering itself in `redline.bench.workload.build.SOURCES`."""
+"""This package holds the sources of models: one file per source, each registering itself in `redline.bench.workload.build.SOURCES`."""

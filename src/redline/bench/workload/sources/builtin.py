@@ -22,7 +22,7 @@ PATCHES = 8
 
 
 class SimpleCNN(nn.Module):
-    """The usual first network for CIFAR-10: three stages of convolution, BatchNorm and ReLU, each halving the image."""
+    """This is the usual first network for CIFAR-10: three stages of convolution, BatchNorm and ReLU, each halving the image."""
 
     def __init__(self, classes: int = CLASSES, width: int = 32) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def _convolution(channels: int, out: int) -> nn.Sequential:
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm: attention and a feed-forward network, each added to what came in."""
+    """This is a pre-norm block: attention and a feed-forward network, each added to what came in."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A compact encoder without dropout: token ids (B, T) to logits (B, T, V), or with an image size images to classes."""
+    """This is a compact encoder without dropout. It maps token ids (B, T) to logits (B, T, V), or with an image size images to classes."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class BuiltinSource(Source):
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
         if _is_text(spec) and spec.task == "train":
-            return None  # its loss is more than one line
+            return None  # its loss takes more than one line
         batch, size = choose_batch(spec.batch, spec.task, []), spec.image_size or IMAGE_SIZE
         classes, length = spec.classes or CLASSES, spec.sequence_length or SEQUENCE_LENGTH
         name, given = (

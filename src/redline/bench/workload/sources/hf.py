@@ -38,12 +38,12 @@ from redline.model.protocol import ModelName
 from redline.model.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 
 UNFED = Path(__file__).with_name("hf_unfed.txt")
-"""These architectures refuse such inputs or their own default config; `tools/model_names.py --unfed` asks them all."""
+"""The file lists architectures that refuse such inputs or their own default config. `tools/model_names.py --unfed` asks them all."""
 
 IMAGE_SIZE, SEQUENCE_LENGTH, AUDIO_SAMPLES, FRAMES, MEL_FRAMES, CONTEXT = 224, 128, 16_000, 8, 200, 64
 """These sizes are used if neither the person nor the config says one."""
 WHOLE = ("input_ids", "pixel_values", "input_features", "input_values")
-"""The inputs of a model that reads several things at once, each in a tower of its own."""
+"""A model that reads several things at once has these inputs, each in a tower of its own."""
 ITEMS = {
     "input_ids": "seq",
     "decoder_input_ids": "seq",
@@ -53,7 +53,7 @@ ITEMS = {
     "input_features": "audio",
     "past_values": "series",
 }
-"""Redline can make up these inputs. The key is the name under which forward takes one, the value what one item is called."""
+"""Redline can make up these inputs. The key is the name under which forward takes one. The value is what one item is called."""
 
 
 class HfSource(Source):
@@ -97,7 +97,7 @@ class HfSource(Source):
         return WriterCode(spec.new_tokens or DEFAULT_NEW_TOKENS, is_hf=True)
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
-        """Returns code for generation with an architecture by name only, as the config with its fields."""
+        """Returns code for generation with an architecture by name only. The code builds its config, with the fields that were given."""
         name, _, fields = bare(spec).partition("?")
         if spec.task != "generate" or name not in config_names():
             return None
@@ -116,7 +116,7 @@ class HfSource(Source):
         return _identity(read_config(bare(spec)))
 
     def models(self) -> list[ModelName]:
-        """Returns the architectures that can be fed by name; parts of a model and backbones are left out."""
+        """Returns the architectures that can be fed by name. Parts of a model and backbones are left out."""
         tables, unfed = auto_tables(), set(UNFED.read_text().split())
         kinds = {
             name: next((head.kind for head in HEADS if name in tables[head.table]), None) for name in config_names()
@@ -172,7 +172,7 @@ def make_inputs(
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Returns the inputs of these names, and how many values each input of tokens may take."""
     inputs, vocabulary = {}, {}
-    # Tokens that stand for images, frames and sounds would ask for one.
+    # Tokens that stand for images, frames and sounds would ask for such an input, so they are replaced.
     held = (*vars(config).items(), *vars(text_config(config)).items())
     special = torch.tensor([value for name, value in held if _is_special(name, value)])
     for name in names:
@@ -195,7 +195,7 @@ def _is_special(name: str, value: Any) -> bool:
 
 
 def _shape(config: Any, name: str, spec: WorkloadSpec) -> tuple[int, ...]:
-    """Returns the shape of one item of an input that is no text, by the names that configs have for its sizes."""
+    """Returns the shape of one item of an input that is not text, by the names that configs have for its sizes."""
     bands, steps = look_up(config, "num_mel_bins"), look_up(config, "context_length") or CONTEXT
     if name.startswith("pixel_values"):
         size = spec.image_size or look_up(config, "image_size", "img_size", "crop_size") or IMAGE_SIZE
@@ -206,7 +206,8 @@ def _shape(config: Any, name: str, spec: WorkloadSpec) -> tuple[int, ...]:
     if name == "past_values":
         channels = look_up(config, "num_input_channels", "input_size")
         return (steps, channels) if channels else (steps,)
-    if name == "input_values":  # a spectrogram with one row per frame, or the wave itself
+    # `input_values` are a spectrogram with one row per frame, or the wave itself.
+    if name == "input_values":
         if bands and (frames := look_up(config, "max_length")):
             return frames, bands
         channels = look_up(config, "audio_channels")
@@ -222,10 +223,11 @@ def _identity(config: Any) -> str:
 
 
 def _built(config: Any, head: Head, spec: WorkloadSpec) -> nn.Module:
-    """The model in fp32, because a config of the hub may ask for bf16 and the reference is fp32."""
+    """Returns the model in fp32, because a config of the hub may ask for bf16 and the reference is fp32."""
     try:
         model: nn.Module = getattr(load_transformers(), head.auto).from_config(config).float()
-    except Exception as error:  # fields that do not fit together are found out in many ways
+    # Each config finds fields that do not fit together in its own way, so the error may be of any kind.
+    except Exception as error:
         if is_out_of_memory(error):
             raise
         raise SpecError(f"{spec.model} cannot be built from its config: {first_line(error)}") from error
@@ -233,7 +235,7 @@ def _built(config: Any, head: Head, spec: WorkloadSpec) -> nn.Module:
 
 
 def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
-    """Returns how the architecture writes text; a `SpecError` says that it does not, or not so much."""
+    """Returns how the architecture writes text. Raises a `SpecError` if it does not, or not so much."""
     transformers = load_transformers()
     if getattr(config, "is_encoder_decoder", False):
         raise SpecError(f"{spec.model} has an encoder: {ENCODER}")
@@ -257,15 +259,17 @@ def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
 def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: list[Note]) -> Workload:
     try:
         from transformers.initialization import no_init_weights
-    except ImportError:  # older versions
+    except ImportError:  # older versions have it there
         from transformers.modeling_utils import no_init_weights
     head = _generating_head(config, spec)
     for part in (config, text_config(config)):
         if hasattr(part, "use_cache"):
             part.use_cache = True
-    with no_init_weights():  # drawing a billion weights one by one takes longer than measuring them
+    # Drawing a billion weights one by one would take longer than measuring them.
+    with no_init_weights():
         model: Any = _built(config, head, spec)
-    model.tie_weights()  # which goes with the first weights
+    # transformers ties weights when it draws them, which was left out above.
+    model.tie_weights()
     if cache_argument(model) is None:
         raise SpecError(f"{spec.model}: its forward takes no cache of transformers, so that it cannot be decoded here")
     _fill(model, getattr(text_config(config), "initializer_range", None) or 0.02)
@@ -276,7 +280,8 @@ def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: li
 
 
 def _fill(model: nn.Module, scale: float) -> None:
-    """Fill matrices with a repeated stretch of normal numbers that begins elsewhere in each, biases with zeros, other weights with ones."""
+    """Fills matrices with a repeated stretch of normal numbers that begins elsewhere in each, biases with zeros, and other
+    weights with ones."""
     stretch = torch.randn(2**20 + 7) * scale
     with torch.no_grad():
         for number, (name, weight) in enumerate(model.named_parameters()):
@@ -289,7 +294,7 @@ def _fill(model: nn.Module, scale: float) -> None:
 
 
 def _configure(config: Any, head: Head, spec: WorkloadSpec) -> None:
-    """Put the spec's options into the config, or say which of them cannot be honoured."""
+    """Puts the spec's options into the config, or says which of them cannot be honoured."""
     if head.reads == ("image",):
         refuse_options(spec, "sequence_length", why="it takes images")
     if "image" in head.reads:
@@ -310,14 +315,15 @@ def _configure(config: Any, head: Head, spec: WorkloadSpec) -> None:
             refuse_options(spec, "classes", why=f"it is built for {head.kind}")
         config.num_labels = spec.classes
     if head is TEXT_CLASSES and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = 0  # decoders look for it to find the last token of each row
+        # Decoders look for this token to find the last token of each row.
+        config.pad_token_id = 0
     for part in (config, text_config(config)):
         if getattr(part, "use_cache", None):
             part.use_cache = False
 
 
 def _add_labels(kwargs: dict[str, Any], vocabulary: dict[str, int], head: Head, config: Any, notes: list[Note]) -> None:
-    """Add labels, with which the model computes its own loss."""
+    """Adds labels, with which the model computes its own loss."""
     if head.labels == "none":
         notes.append(note("model", "its own loss needs annotations: it is trained on cross-entropy of its outputs"))
         return
@@ -334,7 +340,7 @@ REACH_SECONDS = 3.0
 
 
 class Head(NamedTuple):
-    """One way to use an architecture: the table of transformers that lists it, and the auto class that builds it."""
+    """This is one way to use an architecture: the table of transformers that lists it, and the auto class that builds it."""
 
     kind: str
     table: str
@@ -342,7 +348,7 @@ class Head(NamedTuple):
     reads: tuple[str, ...]
     """It reads text, images or sound. The field is empty if only the model itself says what it reads."""
     labels: Literal["class", "tokens", "pixels", "none"] = "none"
-    """Its own loss is made of such labels, if Redline can make them up."""
+    """Its own loss takes labels of this kind, if Redline can make them up."""
     is_text_alone: bool = False
     """Its images stand in the middle of its text, which nothing but its own processor makes: only text goes through it."""
 
@@ -385,7 +391,7 @@ HEADS = (
 def read_config(name: str) -> Any:
     """Returns the config of an architecture, of a folder or of a hub id, with the fields that follow a `?` put in.
 
-    Every way to fail ends in one line.
+    Every failure is reported in one line.
     """
     name, _, fields = name.partition("?")
     config, given = _plain_config(name), given_fields(name, fields)
@@ -395,7 +401,8 @@ def read_config(name: str) -> Any:
             near = closest(field, [known for known in vars(text) if not known.startswith("_")], count=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise SpecError(f"hf:{name}: its config has no field {field!r}{hint}")
-    if given and text is config and name in config_names():  # made anew, so that what follows from them follows
+    # The config is made anew, so that settings which follow from the given fields are worked out again.
+    if given and text is config and name in config_names():
         return _read(load_transformers().AutoConfig.for_model, name, name, **given)
     for field, value in given.items():
         setattr(text, field, value)
@@ -403,7 +410,7 @@ def read_config(name: str) -> Any:
 
 
 def given_fields(name: str, fields: str) -> dict[str, Any]:
-    """Returns what follows a `?` as values; a value may be a list, with commas of its own."""
+    """Returns the fields that follow a `?`, with their values. A value may be a list, with commas of its own."""
     given: dict[str, Any] = {}
     for part in re.split(r",(?=\s*\w+\s*=)", fields) if fields else ():
         field, _, value = (piece.strip() for piece in part.partition("="))
@@ -440,7 +447,8 @@ def _plain_config(name: str) -> Any:
 
 
 def _require_hub(name: str) -> None:
-    """Fail at once where there is no network: the hub's own client tries for half a minute. How far a proxy reaches is not ours to know."""
+    """Fails at once where there is no network, because the hub's own client tries for half a minute. If there is a proxy we
+    do not check, because we cannot know how far it reaches."""
     address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if not {"https_proxy", "all_proxy"} & {variable.lower() for variable in os.environ}:
         try:
@@ -453,19 +461,21 @@ def _require_hub(name: str) -> None:
 def _read(reader: Callable[..., Any], name: str, where: str, **options: Any) -> Any:
     try:
         return reader(where, **options)
-    except Exception as error:  # configs check themselves, each in its own way
+    # Configs check themselves, each in its own way.
+    except Exception as error:
         raise SpecError(f"hf:{name}: its config cannot be read: {first_line(error)}") from error
 
 
 def heads_for(config: Any, spec: WorkloadSpec) -> list[Head]:
-    """Returns what the architecture is mostly used for, first; asking for classes of a text model means classifying."""
+    """Returns the heads of the architecture, beginning with what it is mostly used for. Asking for classes of a text model
+    means classifying."""
     tables, kind = auto_tables(), config.model_type
     heads = [head for head in HEADS if kind in tables[head.table]]
     towers = sum(get(config, name) is not None for name in ("text_config", "vision_config", "qformer_config"))
     if towers < 2:
         heads = [head for head in heads if len(head.reads) == 1 or len(heads) == 1]
     if getattr(config, "is_encoder_decoder", False):
-        # Only its decoder is a causal language model: a speech model, for one.
+        # Only the decoder of such a model is a causal language model. A speech model is an example.
         heads = [head for head in heads if head.table != "CAUSAL_LM"]
     if spec.classes is not None and TEXT_CLASSES in heads and heads[0].reads == ("text",):
         return [TEXT_CLASSES]
@@ -476,14 +486,14 @@ TOWERS = ("text_config", "vision_config", "audio_config", "backbone_config", "en
 
 
 def look_up(config: Any, *names: str) -> Any:
-    """Returns the first of these settings that the config has, or one of its towers; None if none has it."""
+    """Returns the first of these settings that the config has, or one of its towers. Returns None if none has it."""
     parts = [config, *(get(config, name) for name in TOWERS)]
     values = (get(part, name) for part in parts if part is not None for name in names)
     return next((value for value in values if value is not None and value is not False), None)
 
 
 def get(config: Any, name: str) -> Any:
-    """Returns an attribute or a key; a config may answer to a name only to complain."""
+    """Returns an attribute or a key. A config may answer to a name only to complain, so errors count as a missing name."""
     if isinstance(config, Mapping):
         return config.get(name)
     try:
@@ -504,7 +514,7 @@ def auto_tables() -> dict[str, Any]:
     load_transformers()
     from transformers.models.auto import modeling_auto
 
-    # A version of transformers may not know all of them.
+    # An installed version of transformers may not have all of these tables.
     named = {head.table: getattr(modeling_auto, f"MODEL_FOR_{head.table}_MAPPING_NAMES", {}) for head in HEADS}
     return {**named, "": modeling_auto.MODEL_MAPPING_NAMES}
 

@@ -1,4 +1,4 @@
-"""`timm:NAME`: the models of timm, with random weights."""
+"""This source has the models of timm, as `timm:NAME`, with random weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TimmSource(Source):
         options: dict[str, Any] = {} if spec.classes is None else {"num_classes": spec.classes}
         if spec.image_size is not None:
             height = width = spec.image_size
-            # A convolutional network takes any size and knows no such option; a transformer is built for one size.
+            # A convolutional network takes any size and knows no such option, but a transformer is built for one size.
             if settings.fixed_input_size:
                 options["img_size"] = spec.image_size
         model = _create(timm, name, options, spec)
@@ -54,7 +54,8 @@ class TimmSource(Source):
         )
 
     def has_stem(self, spec: WorkloadSpec) -> bool:
-        with torch.device("meta"):  # shapes only
+        # Only shapes are needed here, so the weights get no memory.
+        with torch.device("meta"):
             return has_imagenet_stem(_create(_timm(), bare(spec), {}, spec))
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
@@ -73,7 +74,7 @@ def _create(timm: Any, name: str, options: dict[str, Any], spec: WorkloadSpec) -
         asked = ", ".join(f"{option}={value}" for option, value in options.items())
         said = str(error) or type(error).__name__
         raise SpecError(f"{spec.model} cannot be built with {asked}: {said}") from error
-    # timm itself only finds out in the first forward.
+    # timm itself notices this only in the first forward.
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if spec.image_size is not None and isinstance(patch, tuple) and any(spec.image_size % side for side in patch):
         raise SpecError(f"image_size must be a multiple of {max(patch)} for {spec.model}, got {spec.image_size}")

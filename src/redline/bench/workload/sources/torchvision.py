@@ -1,4 +1,4 @@
-"""Every model of torchvision by name, with random weights: nothing is downloaded.
+"""This source has every model of torchvision by name, with random weights. Nothing is downloaded.
 
 Classification and segmentation take a batch of images, detectors a list of them, video models clips, optical flow two
 images, quantized models images on a CPU.
@@ -48,16 +48,17 @@ KINDS = {
     "optical flow": optical_flow,
     "quantized classification": quantization,
 }
-"""The kinds of models, and the module that lists each."""
+"""It maps each kind of model to the module that lists its models."""
 ITEMS = {"video": "video", "optical flow": "pair"}
-"""These are counted if images are not."""
+"""Models of these kinds count this word instead of images."""
 MAXVIT_STEP = 224
-"""Its windows of 7 must divide the feature maps of all four stages, the smallest being 1/32 of the image."""
+"""The image size must be a multiple of this, because the windows of 7 must divide the feature maps of all four stages, the
+smallest being 1/32 of the image."""
 FLOW_SIZE, FRAMES = 256, 16
-"""No size is published for optical flow, which takes whole frames, and video models take clips of so many of them."""
+"""No size is published for optical flow, which takes whole frames, so we use this one. Video models take clips of this many frames."""
 SPREAD = 3.0
-"""The spread of the scores of a detector's classes. Fresh from its constructor it finds nothing, and what comes behind the
-scores, which takes a good part of the time of a trained one, has nothing to do."""
+"""The scores of a detector's classes get this spread. Fresh from its constructor a detector finds nothing, so the code
+behind the scores, which takes a good part of the time of a trained one, would have nothing to do."""
 
 
 class TorchvisionSource(Source):
@@ -94,11 +95,12 @@ class TorchvisionSource(Source):
     def has_stem(self, spec: WorkloadSpec) -> bool:
         if _kinds()[bare(spec)] != "classification":
             return False
-        with torch.device("meta"):  # shapes only
+        # Only shapes are needed here, so the weights get no memory.
+        with torch.device("meta"):
             return has_imagenet_stem(_make(bare(spec), msgspec.structs.replace(spec, stem=None), []))
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
-        """The model is in one line if it takes images and, when training, answers with one tensor."""
+        """Returns code if the model takes images and, when training, answers with one tensor, because then one line makes it."""
         name, kind = bare(spec), _kinds()[bare(spec)]
         one_tensor = kind == "classification" and name not in ("inception_v3", "googlenet")
         takes_images = kind in ("classification", "segmentation", "quantized classification")
@@ -126,7 +128,7 @@ def _kinds() -> dict[str, str]:
 
 
 def default_size(name: str) -> int:
-    """Returns the crop of the published weights, the smallest of several: vit_h_14 has 518 and 224.
+    """Returns the crop of the published weights. Of several it is the smallest: vit_h_14 has 518 and 224.
 
     Only the description of the weights is read. Segmentation has no crop, but a size to resize to.
     """
@@ -136,7 +138,7 @@ def default_size(name: str) -> int:
 
 
 def _refusal(kind: str, name: str, spec: WorkloadSpec) -> str | None:
-    """Returns why the options cannot be honoured, where the model itself would not say so in one line."""
+    """Returns why the options cannot be honoured, for cases where the model itself would not say so in one line."""
     if kind == "quantized classification" and spec.task == "train":
         return f"{name} is quantized already: it can be measured for inference, not trained"
     if kind == "detection" and spec.task == "train":
@@ -153,15 +155,17 @@ def _refusal(kind: str, name: str, spec: WorkloadSpec) -> str | None:
 
 
 def _options(kind: str, name: str, spec: WorkloadSpec, notes: list[Note]) -> dict[str, Any]:
-    """Returns what the constructor gets beyond `weights=None`; what a person should know about it goes to the notes."""
+    """Returns the arguments that the constructor gets beyond `weights=None`. What a person should know about them goes to the notes."""
     size, trains = spec.image_size, spec.task == "train"
     options: dict[str, Any] = {} if spec.classes is None else {"num_classes": spec.classes}
     if kind in ("segmentation", "detection"):
         options["weights_backbone"] = None
-    if kind == "segmentation" and trains and not name.startswith("lraspp"):  # as torch's own training script does
+    # torch's own training script trains these with an auxiliary head too.
+    if kind == "segmentation" and trains and not name.startswith("lraspp"):
         options["aux_loss"] = True
         notes.append(note("model", "trains with its auxiliary head, weight 0.5"))
-    if kind == "detection" and size is not None and "ssd" not in name:  # it resizes images to the size asked for
+    # A detector resizes its images to the size that was asked for.
+    if kind == "detection" and size is not None and "ssd" not in name:
         options |= {"min_size": size, "max_size": size}
     if kind == "quantized classification":
         options["quantize"] = True
@@ -171,7 +175,8 @@ def _options(kind: str, name: str, spec: WorkloadSpec, notes: list[Note]) -> dic
     elif name.startswith("maxvit"):
         options["input_size"] = (size or default_size(name),) * 2
     elif name in ("inception_v3", "googlenet"):
-        # Left unsaid it warns; True draws truncated normals, twice as slow to build. Inference never looks at the heads.
+        # Without `init_weights` the constructor warns. With True it draws truncated normals, which makes building take
+        # twice as long. Inference never looks at the heads.
         options |= {"init_weights": False, "aux_logits": trains}
         if trains:
             notes.append(note("model", "trains with its auxiliary heads"))
@@ -217,7 +222,7 @@ def _score_layers(model: Any) -> list[Any]:
 
 
 def flow_loss(flows: list[Tensor]) -> Tensor:
-    """Returns RAFT's own loss, with no movement as the target. Later refinements count more."""
+    """Returns RAFT's own loss, with no movement as the target. Later refinements have a larger weight."""
     return torch.stack([0.8**age * flow.abs().mean() for age, flow in enumerate(reversed(flows))]).sum()
 
 

@@ -1,4 +1,5 @@
-"""This module has the sources of models that people bring: `path/to/file.py:factory` or `package.module:factory`, and live modules from their Python."""
+"""This module has the sources of models that people bring: `path/to/file.py:factory` or `package.module:factory`, and live
+modules that their Python hands over."""
 
 from __future__ import annotations
 
@@ -36,12 +37,12 @@ class UserSource(OwnSource):
         return ":" in model or model.endswith(".py")
 
     def check(self, spec: WorkloadSpec) -> None:
-        """Look without running, because the user's file may do anything when imported."""
+        """Checks the name without running the file, because the user's file may do anything when imported."""
         refuse_options(spec, "classes", "sequence_length", "stem", why="the factory decides it")
         check_object(spec.model.removeprefix("user:"), what="model", called="factory")
 
     def task_of(self, spec: WorkloadSpec) -> Task:
-        """A function called `step`, or whose name ends so, is timed as it is."""
+        """Returns the task. A function called `step`, or with a name that ends so, is timed as it is."""
         is_step = spec.task == "infer" and f"_{_split(spec.model)[1]}".endswith("_step")
         return "step" if is_step else spec.task
 
@@ -50,7 +51,7 @@ class UserSource(OwnSource):
         return code_fingerprint(path) if path is not None else ""
 
     def identity(self, spec: WorkloadSpec) -> str:
-        """The content of the file, not its path: moving it does not make another model."""
+        """Returns the content of the file and not its path, because moving it does not make another model."""
         origin, name = _split(spec.model)
         file = getattr(_load(origin), "__file__", None)
         return f"user {short_hash(Path(file).read_bytes()) if file and Path(file).is_file() else origin} {name}"
@@ -67,7 +68,7 @@ class UserSource(OwnSource):
     def step(self, spec: WorkloadSpec) -> OwnStep:
         origin, name = _split(spec.model)
         module = _load(origin)
-        # An imported function of these names, such as setuptools' setup, is not meant.
+        # An imported function of such a name, such as setuptools' `setup`, does not belong to the step.
         beside = {
             called: getattr(module, called)
             for called in ("setup", "teardown")
@@ -77,7 +78,7 @@ class UserSource(OwnSource):
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
-    """Returns the user's function behind `path/to/file.py:name`, `package.module:name` or `pickle:PATH`; `what` it is for."""
+    """Returns the user's function behind `path/to/file.py:name`, `package.module:name` or `pickle:PATH`. Messages name it by `what`."""
     origin, _, attribute = name.rpartition(":")
     if not origin:
         raise SpecError(f"{what} {name!r} does not name a function: write path/to/file.py:function")
@@ -91,7 +92,7 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
 
 
 def check_object(name: str, *, what: str, called: str) -> None:
-    """Raise a `SpecError` if `file.py:name` cannot be there, as far as that can be told without running the file."""
+    """Raises a `SpecError` if `file.py:name` cannot be there, as far as that can be told without running the file."""
     origin, attribute = _split(name, what, called)
     path = _path_of(origin)
     if path is None:
@@ -108,9 +109,9 @@ def check_object(name: str, *, what: str, called: str) -> None:
 
 @lru_cache(maxsize=8)
 def _top_level_names(source: bytes, path: str) -> frozenset[str] | None:
-    """Returns every name a file binds outside functions and classes; None if that cannot be told without running it.
+    """Returns every name a file binds outside functions and classes. Returns None if that cannot be told without running it.
 
-    It is kept for a while, because every question about a model checks its name again.
+    The result is kept for a while, because every question about a model checks its name again.
     """
     symbols = symtable.symtable(source.decode(), path, "exec").get_symbols()
     names = frozenset(one.get_name() for one in symbols if one.is_assigned() or one.is_imported())
@@ -142,7 +143,7 @@ def _path_of(origin: str) -> Path | None:
         found = importlib.util.find_spec(origin)
     except (ImportError, ValueError):
         found = None
-    except Exception as error:  # a parent package that raises while it is imported
+    except Exception as error:  # a parent package may raise anything while it is imported
         raise SpecError(f"module {origin} cannot be found: {one_line(error)}") from error
     if found is None:
         near = closest(origin, [name for name in SOURCES if name not in ("user", "live")])
@@ -177,9 +178,9 @@ def _load(origin: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Run the file as a module others can import: compiling and pickling look its classes up by the module's name.
+    """Runs the file as a module that others can import, because compiling and pickling look its classes up by the module's name.
 
-    It is part of a package if its folder has an `__init__.py`, or if it says so by relative imports.
+    It is part of a package if its folder has an `__init__.py`, or if its relative imports say so.
     """
     body = path.read_bytes()
     content = short_hash(body)
@@ -192,7 +193,7 @@ def _load_file(path: Path) -> ModuleType:
         parts.insert(0, folder.name)
         folder = folder.parent
     name, taken = ".".join(parts), sys.modules.get(parts[0])
-    # Another package, or a module of Python, keeps a name that it has already.
+    # Another package, or a module of Python, keeps a name that it already has.
     home = [str(Path(place).resolve()) for place in getattr(taken, "__path__", ())]
     is_others = str(path.parents[len(parts) - 2]) not in home if len(parts) > 1 else taken is not module
     if parts[0] in sys.stdlib_module_names or (taken is not None and is_others):
@@ -207,7 +208,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # Not by its loader: that takes old byte-code for new where a file was changed twice within a second.
+        # We do not use the module's loader, because it takes old byte-code for new if a file was changed twice within a second.
         exec(compile(body, path, "exec", dont_inherit=True), vars(module))
     except BaseException:
         del sys.modules[name]
@@ -225,14 +226,15 @@ SOURCES.register("user")(UserSource())
 
 
 HANDED_OVER: dict[str, Any] = {}
-"""It holds models that cannot be pickled, by the name in their spec, for a bench in the very process they live in."""
+"""It holds models that cannot be pickled, by the name in their spec. They are for a bench in the very process they live in."""
 
 
 class LiveSource(OwnSource):
     name = "live"
 
     def claims(self, model: str) -> bool:
-        return False  # a live model is known by its artifact, never by a name
+        # A live model is identified by its artifact, never by a name.
+        return False
 
     def check(self, spec: WorkloadSpec) -> None:
         if spec.artifact is None:
@@ -266,7 +268,7 @@ def _open(spec: WorkloadSpec) -> Any:
     assert spec.artifact is not None
     if spec.artifact in HANDED_OVER:
         return HANDED_OVER[spec.artifact]
-    # Classes outside __main__ were pickled by name: they must be importable from where the person stands.
+    # Classes outside `__main__` were pickled by name, so they must be importable from the current folder.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -282,18 +284,18 @@ SOURCES.register("live")(LiveSource())
 
 
 def remember_live(spec: WorkloadSpec) -> Callable[[], None]:
-    """Returns a function that gives a module of this process back as it was. What a function changes stays changed."""
+    """Returns a function that restores a module of this process to its present state. What a function changes stays changed."""
     handed = HANDED_OVER.get(spec.artifact or "")
     return remember_module(handed[0]) if isinstance(handed, tuple) and handed else lambda: None
 
 
 def remember_module(model: nn.Module) -> Callable[[], None]:
-    """Returns a function that gives the module back as it was: undoes casts, moves, training steps, changes of mode, and
-    layers, weights or methods that were replaced."""
+    """Returns a function that restores the module: it undoes casts, moves, training steps, changes of mode, and layers,
+    weights or methods that were replaced."""
     tensors = [(tensor, _copied(tensor), _copied(tensor.grad)) for tensor in (*model.parameters(), *model.buffers())]
-    # A cast replaces the buffer itself, folding and quantizing replace weights and whole layers, compiling and
-    # recomputing replace what a block does when it is called, and patches as products the class of a convolution.
-    # A TorchScript module has views of its parts in their place: nothing can be put there, so nothing was replaced.
+    # A cast replaces the buffer itself, folding and quantizing replace weights and whole layers, compiling and recomputing
+    # replace what a block does when it is called, and patches as products replace the class of a convolution. A TorchScript
+    # module has views of its parts in their place: nothing can be put there, so nothing was replaced.
     scripts = [(module, module.training) for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     kinds = [(module, type(module)) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     parts = [
@@ -311,7 +313,8 @@ def remember_module(model: nn.Module) -> Callable[[], None]:
             part.clear()
             part.update(then)
         for script, mode in scripts:
-            script.training = mode  # which TorchScript keeps in none of its parts
+            # TorchScript keeps this mode in none of its parts.
+            script.training = mode
         for tensor, value, gradient in tensors:
             assert value is not None
             tensor.data, tensor.grad = value, gradient
