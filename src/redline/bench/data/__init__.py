@@ -1,4 +1,4 @@
-"""Data to train on: what there is, how it is loaded, and how it reaches the device.
+"""This package holds the data to train on: which sources there are, how they are loaded, and how they reach the device.
 
-Called by `prepare.py` and `train/` of the bench, for `redline train`, `loader` and `ladder`.
+`prepare.py` and `train/` of the bench call it, for `redline train`, `loader` and `ladder`.
 """

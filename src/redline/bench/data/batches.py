@@ -1,7 +1,7 @@
 """This module makes the batches of a set: their order, the loaders that read them, and what is drawn at random for them.
 
-A batch is known by its rows and a seed. The loader's workers (or this process, or the device where the whole set lies
-on it) make it from these alone, so that a training sees the same batches however they come.
+A batch is known by its rows and a seed. The loader's workers make it from these alone, or this process does, or the device
+if the whole set lies there. So a training sees the same batches however they come.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Batches(Protocol):
     """A loader gives a part of the data batch by batch."""
 
     steps: int
-    """An epoch has this many; 0 if the loader does not say."""
+    """An epoch has this many steps. It is 0 if the loader does not say."""
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        """The batches of an epoch. To be called from the main thread, where loader workers are started."""
+        """Returns the batches of an epoch. It must be called from the main thread, where loader workers are started."""
 
     def close(self) -> None: ...
 
@@ -103,20 +103,21 @@ class LoadedBatches:
     def begin(self, epoch: int) -> Iterator[Any]:
         self._order.epoch = epoch
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # more workers than cores: how many are too many is what is asked
-            # With a generator of its own, because else every epoch draws from the global state, once or twice.
+            # torch warns of more workers than cores. How many are too many is what the caller wants to measure.
+            warnings.simplefilter("ignore")
+            # The loader gets a generator of its own. Without one every epoch would draw from the global state.
             self._loader = self._loader or self._make(generator=torch.Generator())
             return iter(self._loader)
 
     def close(self) -> None:
-        self._loader = None  # its workers end with it
+        self._loader = None  # The workers end when the loader is dropped.
 
 
 class DeviceBatches:
-    """A whole part of the set lies on the device: a batch is that part and the rows of it."""
+    """The whole part of the set lies on the device. A batch is that part and the rows to take from it."""
 
     def __init__(self, part: tuple[Tensor, ...], order: Order, *, augment: bool) -> None:
-        """`part` are its images and its classes."""
+        """`part` holds the images and the classes."""
         self._part, self._order, self._augment = part, order, augment
         self.steps = len(order)
 
@@ -124,7 +125,7 @@ class DeviceBatches:
         self._order.epoch = epoch
         images, batches = self._part[0], self._order.rows()
         sizes = [len(rows) for rows in batches]
-        # Copied once for the whole epoch: a copy per step from memory that is not pinned would wait for the device.
+        # The rows are copied once for the whole epoch. A copy per step from memory that is not pinned would wait for the device.
         rows = torch.cat(batches).to(images.device).split(sizes)
         draws: Sequence[Tensor] = [torch.empty(0)] * len(sizes)
         if self._augment:
@@ -134,7 +135,7 @@ class DeviceBatches:
             yield self._part, *batch
 
     def close(self) -> None:
-        """The set goes with whoever holds it."""
+        """There is nothing to close, because the set is freed with the object that holds it."""
 
 
 class UserBatches:
@@ -156,11 +157,11 @@ class UserBatches:
         return iter(self._loader)
 
     def close(self) -> None:
-        """The loader is theirs, so nothing is closed."""
+        """The loader belongs to the user, so nothing is closed."""
 
 
 def drawn(count: int, size: int, seed: int) -> Tensor:
-    """Returns for each image where it is cut out and whether it is mirrored: (count, 3)."""
+    """Returns for each image where it is cut out and whether it is mirrored. The shape is (count, 3)."""
     generator = torch.Generator().manual_seed(seed)
     reach = 2 * (size // SHIFT) + 1
     shifts = torch.randint(0, reach, (count, 2), generator=generator)

@@ -48,9 +48,9 @@ Started = tuple[Arrived, Any]
 
 
 class ImageArrival:
-    """Copies a batch of 8-bit images to the device and does the rest there: a quarter of the bytes, and no host time.
+    """It copies a batch of 8-bit images to the device and converts it there: that copies a quarter of the bytes and costs no host time.
 
-    Where the whole set lies on the device, a batch is that set and its rows.
+    If the whole set lies on the device, a batch is that set and its rows.
     """
 
     def __init__(self, data: ImageData, device: Device, size: int, form: Callable[[Tensor], Inputs]) -> None:
@@ -75,7 +75,7 @@ class ImageArrival:
 
 
 class UserArrival:
-    """Copies what the user's loader gives, whatever it is made of."""
+    """It copies what the user's loader gives, whatever structure that has."""
 
     def __init__(self, device: Device, form: Callable[[Any], Inputs], takes: Collection[str] | None) -> None:
         self._device, self._form, self._takes = device.torch_device, form, takes
@@ -90,7 +90,7 @@ class UserArrival:
 
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Returns the same structure with `change` in place of its leaves of this kind. A lone leaf costs no walk."""
+    """Returns the same structure with `change` applied to its leaves of this kind. A lone leaf is changed without walking a structure."""
     if isinstance(value, Tensor | np.ndarray):
         return change(value) if isinstance(value, kind) else value
     return pytree.tree_map_only(kind, change, value)
@@ -106,8 +106,8 @@ class Parted:
 def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
     """Splits a batch of the user's loader into inputs and targets. It is a pair, or a dict with one of `TARGETS`.
 
-    `takes`: the names that the model's `forward` takes; None where they are not known or it takes any. Of a dict the
-    model gets what it takes, the targets too where it asks for them.
+    `takes` holds the names that the model's `forward` takes. It is None if they are not known or if `forward` takes any
+    name. The model gets those entries of a dict that it takes, and the targets too if it asks for them.
     """
     if isinstance(batch, Mapping):
         inputs, targets = _from_dict(batch, takes)
@@ -128,7 +128,7 @@ def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
         raise BenchError("user", f"the loader gave targets without a tensor; {EXPECTED}")
     if not isinstance(targets, list | tuple) or not all(isinstance(target, Mapping) for target in targets):
         return Parted(inputs, targets, len(sized[0]))
-    # One dict for each sample, as detectors are given them: then there is one input for each sample too, in one list.
+    # Detectors are given one dict for each sample. Then there is one input for each sample too, in one list.
     is_listed = isinstance(inputs, list | tuple) and len(inputs) == len(targets)
     return Parted((list(inputs),) if is_listed else inputs, list(targets), len(targets))
 
@@ -141,7 +141,7 @@ def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple
     rest = {key: value for key, value in batch.items() if key != name}
     if taken.keys() & rest:
         return taken, batch[name]
-    # Whatever the model calls it: the one thing there is, or the only one with more than a number per sample.
+    # The name that the model uses does not matter: the input is the only entry, or the only one with more than a number per sample.
     sized = [value for value in rest.values() if len(rest) == 1 or getattr(value, "ndim", 0) > 1]
     if len(sized) != 1:
         raise BenchError("user", f"the loader gave a dict of {held}; the model takes {', '.join(takes or ())}")
@@ -149,10 +149,11 @@ def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple
 
 
 class Feed:
-    """Brings the batches of one epoch to the device. With `prefetch` a batch is copied while the device computes the step before.
+    """It brings the batches of one epoch to the device. With `prefetch` a batch is copied while the device computes the step before.
 
-    `threaded`: load in a thread, up to `AHEAD` batches; not for loaders that draw from the global random state, which a thread
-    would draw from at moments that nobody knows. These load while the device computes, as the host does not wait for it.
+    If `threaded` is true, a thread loads up to `AHEAD` batches. That is not possible for loaders that draw from the global
+    random state, because a thread would draw from it at unpredictable moments. Such loaders load while the device computes,
+    as the host does not wait for it.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread; one that hangs in the loader is left to the end of the process."""
+        """Ends the thread. A thread that hangs in the loader is left to the end of the process."""
         self._stop.set()
         while not self._made.empty():
             self._made.get_nowait()
@@ -217,7 +218,7 @@ class Feed:
         while not self._stop.is_set():
             try:
                 made = self._started()
-            except BaseException as error:  # it is raised where the batch is asked for
+            except BaseException as error:  # the error is raised where the batch is asked for
                 made = error
             self._made.put(made)
             if not isinstance(made, tuple):
@@ -226,7 +227,7 @@ class Feed:
 
 @contextmanager
 def loader_errors() -> Iterator[None]:
-    """Say plainly what broke in a loader that is used within the context. torch tells of a dead worker wherever the main thread is."""
+    """States plainly what broke in a loader that is used within the context. torch reports a dead worker wherever the main thread is."""
     try:
         yield
     except Exception as error:

@@ -22,11 +22,11 @@ from redline.model.registry import Registry
 from redline.model.spec import DataSpec, WorkloadSpec
 
 FINGERPRINTED = 64
-"""The bytes of this many samples go into the fingerprint. Reading all would take as long as an epoch."""
+"""The bytes of this many samples go into the fingerprint. Reading all of them would take as long as an epoch."""
 
 
 class Samples(ABC):
-    """One part of a set: 8-bit images and their classes."""
+    """This is one part of a set: 8-bit images and their classes."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -37,10 +37,10 @@ class Samples(ABC):
 
     @abstractmethod
     def part(self, rows: Sequence[int]) -> Samples:
-        """Returns these samples as a part of their own."""
+        """Returns these samples as a part by themselves."""
 
     def identity(self) -> bytes:
-        """Returns what tells this part from others, and does not read all of it."""
+        """Returns bytes that tell this part from others, without reading all of it."""
         images, classes = self.fetch(range(min(FINGERPRINTED, len(self))))
         return images.numpy().tobytes() + classes.numpy().tobytes()
 
@@ -71,9 +71,9 @@ class ImageData:
     validation: Samples
     classes: int
     size: int
-    """Pixels per side."""
+    """The images have this many pixels per side."""
     mean: tuple[float, ...]
-    """It has the mean of each channel, for values from 0 to 1, which is taken off before the model sees them."""
+    """This is the mean of each channel, for values from 0 to 1. It is subtracted before the model sees the images."""
     std: tuple[float, ...]
     random_labels: bool = False
     notes: tuple[Note, ...] = ()
@@ -88,7 +88,7 @@ class ImageData:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderData:
-    """These are two loaders of the user's own. A batch is what they give."""
+    """These are two loaders of the user's own. A batch is whatever they give."""
 
     name: str
     train: Iterable[Any]
@@ -98,14 +98,14 @@ class LoaderData:
     workers: int = 0
     """The training loader has this many processes."""
     has_workers: bool = False
-    """Other processes make the batches, so that a thread may ask for one without drawing from the global random state."""
+    """It is true if other processes make the batches. Then a thread may ask for one without drawing from the global random state."""
     queued: int = 0
     """The workers of the training loader keep this many batches ready."""
     notes: tuple[Note, ...] = ()
 
     @cached_property
     def first(self) -> Any:
-        """Returns a batch to look at before anything is trained; None if there is none."""
+        """Returns a batch to look at before anything is trained, or None if there is none."""
         return next(iter(self.train), None)
 
 
@@ -121,13 +121,13 @@ class DataSource(ABC):
 
     @abstractmethod
     def open(self, spec: DataSpec, workload: WorkloadSpec) -> Data:
-        """The data of a checked spec, whole: `open_data` takes the part that was asked for."""
+        """Returns the whole data of a checked spec. `open_data` then takes the part that was asked for."""
 
 
 DATA: Registry[DataSource] = Registry("data set", package="redline.bench.data.sources", group="redline.data")
 
 USER = "user"
-"""The source of names with a colon: `file.py:loaders`."""
+"""This is the source of names with a colon, such as `file.py:loaders`."""
 
 
 def data_source(name: str) -> DataSource:
@@ -154,7 +154,7 @@ def open_data(spec: DataSpec, workload: WorkloadSpec) -> Data:
         if count is not None and count > len(samples):
             raise SpecError(f"{option} must be {len(samples)} or less for {data.name}, got {count}")
         if count not in (None, len(samples)):
-            # In an order that mixes the classes.
+            # The order mixes the classes, because some sets are sorted by class.
             order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
             data = replace(data, **{part: samples.part(order[:count].tolist())})
     return data

@@ -1,1 +1,1 @@
-"""Training on data: from a spec to epochs, and loader and model measured apart and together."""
+"""This package trains on data: it leads from a spec to epochs, and measures loader and model apart and together."""

@@ -1,4 +1,5 @@
-"""Epochs: batch after batch goes through the training step, with what each waited for, what it took and what was learned.
+"""This module runs epochs: batch after batch goes through the training step. It records what each step waited for, how
+long it took and what was learned.
 
 The host stays a few steps ahead of the device and waits for a loss once a second at most, so that watching a training does
 not slow it down.
@@ -37,17 +38,17 @@ from redline.model.spec import DataSpec, Schedule, TrainSpec
 WHOLE_STEP = "step"
 """This name stands for all phases together where they were not timed one by one."""
 STEPS_AHEAD = 4
-"""The host waits for the device once it is this many steps ahead: unread batches take memory."""
+"""The host waits for the device once it is this many steps ahead, because batches that are not used yet take memory."""
 TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000
-"""A record keeps at most this many steps of an epoch, evenly spread. Sums are over all of them."""
+"""A record keeps at most this many steps of an epoch, evenly spread. The sums are over all steps."""
 KEPT_LOOKS = 60
 DRIVER_LOOKS_BACK_S = 1.0
-"""A GPU's driver reports the utilisation of up to this long ago, so earlier samples are about what was before the epoch."""
+"""A GPU's driver reports the utilisation of up to this long ago, so earlier samples describe what ran before the epoch."""
 ISSUED = 8
 """We keep the time to issue this many steps, because only the first of an epoch are issued without waiting for earlier ones."""
 WARM_SHARE: dict[Schedule, float] = {"one-cycle": 0.2, "cosine": 0.05, "constant": 0.0}
-"""The learning rate rises over this share of all steps."""
+"""A training begins with this share of its steps, over which the learning rate rises."""
 FEW_BATCHES, LONGEST_FACTOR = 20, 3
 """A loader is measured for at least 20 batches, unless that takes three times the seconds that were asked for."""
 
@@ -56,7 +57,7 @@ Tell = Callable[[TrainingProgress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Supply:
-    """The batches of both parts, and how they become what the model takes."""
+    """It holds the batches of both parts, and knows how to turn them into what the model takes."""
 
     train: Callable[[int], Batches]
     """Returns the batches of a training with this many loader workers."""
@@ -73,10 +74,10 @@ class Supply:
 
 
 class Timeline:
-    """The device's clock says when each step had its batch and when it ended, and for some steps when each phase ended.
+    """It reads from the device's clock when each step had its batch and when it ended, and for some steps when each phase ended.
 
-    Every step gets the same two marks. The others, which would make a step longer, are set in one step of
-    `STEPS_PER_PHASED`: waiting for data comes and goes, but the phases of a step take equally long each time.
+    Every step gets the same two marks. The others would make a step longer, so they are set in one step of
+    `STEPS_PER_PHASED` only: waiting for data comes and goes, but the phases of a step take equally long each time.
     """
 
     def __init__(self, device: Device) -> None:
@@ -88,12 +89,12 @@ class Timeline:
         self.marks: list[Any] = [self._device.mark()]
 
     def note(self, name: str) -> None:
-        """Mark the end of a phase; `data` ends when the batch is there."""
+        """Marks the end of a phase. The phase `data` ends when the batch is there."""
         self._names.append(name)
         self.marks.append(self._device.mark())
 
     def steps(self) -> list[dict[str, float]]:
-        """Returns the seconds of each part of each step: `data`, then its phases or the whole `step`. The device must be done."""
+        """Returns the seconds of each part of each step: `data`, then its phases or the whole `step`. The device must have finished."""
         steps: list[dict[str, float]] = []
         for name, seconds in zip(self._names, self._device.seconds_between(self.marks), strict=True):
             if name == DATA_PHASE:
@@ -103,7 +104,7 @@ class Timeline:
 
 
 def phase_seconds(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns the seconds of all steps together, by phase. Their time is divided as in the steps whose phases were timed."""
+    """Returns the seconds of all steps together, by phase. Steps without timed phases are divided in the proportions of the timed ones."""
     waited = sum(step[DATA_PHASE] for step in steps)
     worked = sum(sum(step.values()) for step in steps) - waited
     phased = [step for step in steps if WHOLE_STEP not in step]
@@ -114,7 +115,7 @@ def phase_seconds(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 class Stepper:
-    """Takes batches and makes steps of them."""
+    """It takes batches and makes a training step of each."""
 
     def __init__(self, setup: Setup, step: TrainingStep, supply: Supply, data: DataSpec) -> None:
         self.setup, self.step, self.supply, self.data = setup, step, supply, data
@@ -138,10 +139,11 @@ class Stepper:
         )
 
     def take(self, batch: Arrived, timeline: Timeline, *, with_phases: bool = False) -> Tensor:
-        """One step on this batch; its loss, which the next step may overwrite."""
+        """Runs one step on this batch. Returns its loss, which the next step may overwrite."""
         self._batch = batch
         self.loss.put(batch.targets)
-        if batch.count != self.supply.batch and needs_whole_batches(self.setup):  # compiled or recorded for one size
+        # The step was compiled or recorded for one batch size.
+        if batch.count != self.supply.batch and needs_whole_batches(self.setup):
             self.setup.args, self.setup.kwargs = batch.args, batch.kwargs
             loss = self.step.eagerly()
         elif with_phases and len(self.step.phases) > 1:
@@ -153,14 +155,15 @@ class Stepper:
         return loss
 
     def rest(self) -> None:
-        """Leave a whole batch in place, for what is profiled or measured alone afterwards."""
+        """Leaves a whole batch in place, because the step may be profiled or measured alone afterwards."""
         first = self._batch = self.supply.first
         self.setup.args, self.setup.kwargs = first.args, first.kwargs
         self.loss.put(first.targets)
 
     def stay_near(self, end: Any, *, prefetch: bool) -> None:
         if not prefetch:
-            self.device.synchronize()  # one thing after the other, as a loop does that reads its loss in every step
+            # One thing happens after the other here, as in a loop that reads its loss in every step.
+            self.device.synchronize()
             return
         self._ends.append(end)
         if len(self._ends) > STEPS_AHEAD:
@@ -173,13 +176,13 @@ def needs_whole_batches(setup: Setup) -> bool:
 
 @dataclass
 class _Passed:
-    """The steps of an epoch, or of as much of it as there was time for."""
+    """These are the steps of an epoch, or of as much of it as there was time for."""
 
     timeline: Timeline
     counts: list[int] = field(default_factory=list)
-    """It holds the samples of each step."""
+    """It holds the number of samples of each step."""
     issue_s: list[float] = field(default_factory=list)
-    """The host needed so many seconds to issue each step."""
+    """It holds the seconds that the host needed to issue each step."""
     host_wait_s: float = 0.0
     rate: float = 0.0
     is_cut: bool = False
@@ -202,7 +205,7 @@ class Training:
         """The epochs so far have trained for this long. `max_seconds` limits it."""
 
     def close(self) -> None:
-        """End the loaders' workers."""
+        """Ends the loaders' workers."""
         self._train.close()
         if self._validation is not None:
             self._validation.close()
@@ -211,11 +214,11 @@ class Training:
         seed_everything(self._seed, number)
         device, clock, before = self._device, time.perf_counter, self._sizes()
         with loader_errors():
-            # First: workers are forked here, and a fork is safest while there is no other thread.
+            # This comes first, because workers are forked here, and a fork is safest while there is no other thread.
             started = clock()
             batches = self._train.begin(number)
             begun_s = clock() - started
-            # Looking at the device takes milliseconds before and after: they are no part of the training.
+            # Looking at the device takes milliseconds before and after. They do not count as training.
             with watched(device) as seen, self._stepper.step.context():
                 passed = self._pass(batches, number, clock() - begun_s)
             self._require_finite(passed.loss, number, len(passed.counts))
@@ -249,7 +252,7 @@ class Training:
         return epoch, self._block(passed, steps, number, seen)
 
     def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
-        """Train on all batches of an epoch, or on fewer if the time is over."""
+        """Trains on all batches of an epoch, or on fewer if the time is over."""
         stepper, clock, steps = self._stepper, time.perf_counter, self._train.steps
         passed, total = _Passed(Timeline(self._device)), torch.zeros((), device=self._device.torch_device)
         timeline, reported_at, samples = passed.timeline, started, 0
@@ -274,7 +277,8 @@ class Training:
                 passed.counts.append(batch.count)
                 passed.issue_s.append(issued - now)
                 if now - reported_at > TELL_EVERY_S:
-                    reported_at, mean = now, float(total) / samples  # once a second it waits for the device
+                    # Reading the loss waits for the device, so it is done once a second.
+                    reported_at, mean = now, float(total) / samples
                     self._require_finite(mean, number, step + 1)
                     self._report(number, step + 1, loss=mean, samples_per_s=samples / (now - started))
                 is_over = self.spent_s + now - started > (self._spec.max_seconds or math.inf)
@@ -329,7 +333,8 @@ class Training:
         return held_out
 
     def _block(self, passed: _Passed, steps: list[dict[str, float]], number: int, seen: dict[str, Any]) -> Block:
-        """Returns the steps with whole batches one by one. The smaller batch at the end of an epoch is no sample of them."""
+        """Returns the steps with whole batches one by one. The smaller batch at the end of an epoch is left out, because it
+        takes less time."""
         is_whole = [count == self._stepper.supply.batch for count in passed.counts]
         whole = [step for step, is_kept in zip(steps, is_whole, strict=True) if is_kept]
         kept = _spread(whole, KEPT_STEPS)
@@ -349,14 +354,14 @@ class Training:
 
 
 class HeldOut:
-    """This adds up validation on the device. To read the results waits for the device."""
+    """It adds up validation results on the device. Reading the results waits for the device."""
 
     def __init__(self, device: Device) -> None:
         self._losses = torch.zeros((), device=device.torch_device)
         self._right, self._not_finite = (self._losses.long() for _ in range(2))
         self._samples = self._batches = 0
         self._classes = self._losses.new_zeros(1, dtype=torch.long)
-        """How often each class was a target; last, what was not judged."""
+        """It counts how often each class was a target. The last entry counts targets that were not judged."""
 
     def add(self, loss: Tensor | None, answers: Answers | None, count: int) -> None:
         self._batches += 1
@@ -371,7 +376,7 @@ class HeldOut:
             self._classes.index_add_(0, answers.classes, torch.ones_like(answers.classes))
 
     def results(self) -> dict[str, Any]:
-        """Returns the fields of an `Epoch`; a loss or an accuracy is None if there was none, or if it is no number."""
+        """Returns the fields of an `Epoch`. A loss or an accuracy is None if there was none, or if it is not a number."""
         judged, mean = self._classes[:-1].tolist(), float(self._losses) / self._samples if self._samples else math.nan
         many = sum(judged)
         return {
@@ -385,13 +390,14 @@ class HeldOut:
 
 
 def rate_of_epochs(spec: TrainSpec, highest: float, epoch: int, step: int, steps: int) -> float:
-    """Returns the learning rate in an epoch of so many steps. Where their number is not known (0), it changes once per epoch."""
+    """Returns the learning rate at a step of an epoch that has `steps` steps. If that number is not known (0), the rate
+    changes once per epoch."""
     whole = max(1, steps)
     return rate_at(spec.schedule, highest, (epoch - 1) * whole + min(step, whole - 1), spec.epochs * whole)
 
 
 def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
-    """Returns the learning rate of a step: it rises to the highest over the first steps, then falls to zero as the schedule says."""
+    """Returns the learning rate of a step. It rises to the highest over the first steps, then falls as the schedule says."""
     if schedule == "constant":
         return highest
     warm = max(1, round(WARM_SHARE[schedule] * steps))
@@ -402,7 +408,7 @@ def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
 
 
 def seed_everything(seed: int, epoch: int) -> None:
-    """Seeds dropout and whatever the user's own loaders draw, so that an epoch begins with the same state however batches come."""
+    """Seeds dropout and whatever the user's own loaders draw. So an epoch begins with the same state however its batches come."""
     mixed = (seed % 2**31 * 1_000_003 + epoch) % 2**63
     torch.manual_seed(mixed)
     random.seed(mixed)
@@ -410,7 +416,7 @@ def seed_everything(seed: int, epoch: int) -> None:
 
 
 def be_deterministic() -> None:
-    """Use algorithms that give the same bits again. Operators that have none warn, and run."""
+    """Makes torch use algorithms that give the same bits again. Operators that have none run with a warning."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic = True
@@ -421,7 +427,7 @@ def _spread(values: list[Any], most: int) -> list[Any]:
     return [values[number * len(values) // most] for number in range(most)] if len(values) > most else values
 
 
-# Loader and model, apart and together
+# The rest of this file measures loader and model, apart and together.
 
 
 def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, prefetch: bool) -> Fed:
@@ -438,12 +444,13 @@ def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, pref
             loader = supply.train(workers)
             held.callback(loader.close)
             batches = _endless(loader)
-            ready += workers * stepper.data.prefetch_factor + supply.queued  # they lie there before anybody looks
+            # These batches were ready before the measurement began.
+            ready += workers * stepper.data.prefetch_factor + supply.queued
         if part == "together":
             feed = held.enter_context(stepper.feed(batches, prefetch=prefetch))
 
         def work() -> int:
-            """Do what is measured with one batch. Returns how many samples it had."""
+            """Does with one batch what is measured. Returns how many samples it had."""
             if part == "loader":
                 return _count_of(next(batches), stepper)
             if part == "model":
@@ -462,7 +469,7 @@ def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, pref
         device.synchronize()
         timeline.begin()
         counts, started = list[int](), time.perf_counter()
-        # A batch that is slow now and then should have been seen, unless that takes too long.
+        # A batch that is slow only now and then should have been seen, unless that takes too long.
         while time.perf_counter() - started < (seconds if len(counts) >= FEW_BATCHES else LONGEST_FACTOR * seconds):
             counts.append(work())
         device.synchronize()
@@ -472,7 +479,8 @@ def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, pref
 
 
 def _count_of(batch: Any, stepper: Stepper) -> int:
-    if stepper.data.on_device:  # it has no loader: its batches are made where they are used
+    # Data that lie on the device have no loader: the batches are made where they are used.
+    if stepper.data.on_device:
         return stepper.supply.arrive(batch).count
     return part_batch(batch).count if isinstance(batch, Mapping) else len(batch[1])
 

@@ -1,5 +1,5 @@
-"""This module makes a training of a spec and its data, between `Prepare` and `Close`: it fits model and data to each other, and
-runs the epochs."""
+"""This module makes a training of a spec and its data, between `Prepare` and `Close`. It fits model and data to each other,
+and runs the epochs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from redline.model.spec import OptimizerName, RunSpec
 
 DEFAULT_BATCH = 128
 CIFAR_STEM_UP_TO = 32
-"""A ResNet gets the CIFAR stem for images of up to this many pixels per side, of which the ImageNet stem leaves 8 or fewer."""
+"""A ResNet gets the CIFAR stem for images of up to this many pixels per side, because the ImageNet stem would leave 8 or fewer of them."""
 RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3}
 HIGHEST_RATE = 0.8
-"""The rate of SGD, which grows with the batch, goes no higher."""
+"""The rate of SGD grows with the batch. It goes no higher than this."""
 
 
 class TrainingSession:
-    """This is a training of a spec that fits the data, with a workload that was built for it and, later, a recipe."""
+    """This is a training of a spec that fits the data. It has a workload that was built for it and, later, a recipe."""
 
     def __init__(
         self, spec: RunSpec, data: Data, size: int | None, workload: Workload, device: Device, tell: Tell
@@ -67,7 +67,7 @@ class TrainingSession:
         workload.notes += data.notes
 
     def make_ready(self, setup: Setup) -> None:
-        """Give the recipe the data, and the optimizer its settings, before the first call."""
+        """Gives the recipe the data, and the optimizer its settings, before the first call."""
         plain = self._supply.arrive
 
         def arrive(batch: Any) -> Arrived:
@@ -78,7 +78,7 @@ class TrainingSession:
 
         first = replace(self._supply.first, args=setup.args, kwargs=setup.kwargs)
         self._supply = replace(self._supply, first=first, arrive=arrive if setup.input_changes else plain)
-        # The whole step, optimizer included, may be replayed from a graph.
+        # A `GraphedTraining` may replay the whole step, optimizer included, from a graph.
         is_recorded = setup.step_class is not None and issubclass(setup.step_class, GraphedTraining)
         loss, optimizer = setup.workload.loss, self._spec.workload.optimizer
         loss.is_static = is_recorded
@@ -87,7 +87,7 @@ class TrainingSession:
         if optimizer == "sgd":
             usual = min(HIGHEST_RATE, usual * self._batch / 256)
         self._rate = self._train.learning_rate or usual
-        # A graph keeps the numbers it was recorded with; a tensor it reads anew at every replay.
+        # A graph repeats the numbers it was recorded with, but it reads a tensor anew at every replay. So a recorded step gets a tensor.
         rate = torch.tensor(self._rate, device=self._device.torch_device) if is_recorded else self._rate
         setup.optimizer_options |= {"weight_decay": self._train.weight_decay, "lr": rate}
         if is_recorded and optimizer == "sgd" and not setup.optimizer_options.get("fused"):
@@ -95,7 +95,8 @@ class TrainingSession:
             setup.notes["graphs"] = "SGD runs fused: only so does it read its learning rate on the device"
 
     def begin(self, setup: Setup, step: TrainingStep) -> None:
-        """The first call is over, and nothing is learned yet. What is recorded is recorded now, and not in the first epoch."""
+        """Begins the training after the first call, before anything is learned. A graph is recorded now, so that the
+        first epoch does not include it."""
         if isinstance(step, GraphedTraining):
             with step.context():
                 step.record()
@@ -140,14 +141,14 @@ class TrainingSession:
         self._training.close()
 
     def _form(self, inputs: Any) -> Inputs:
-        """Returns inputs as this model takes them: by position, or by the name of its own inputs."""
+        """Returns inputs as this model takes them, which is by position or by the names of its own inputs."""
         named, takes = {} if self._workload.args else self._workload.kwargs, self._takes
         name = next((name for name in named if takes is None or name in takes), None)
         return ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)
 
     @cached_property
     def _takes(self) -> list[str] | None:
-        """The names that `forward` may be given; None means any."""
+        """Returns the names that `forward` may be given. None means that it takes any."""
         parameters = parameters_of(self._workload.model.forward).values()
         if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters):
             return None
@@ -168,7 +169,7 @@ class TrainingSession:
     def _image_supply(self, data: ImageData, size: int | None) -> Supply:
         settings, batch, device = self._train.data, self._batch, self._device
         arrive = ImageArrival(data, device, size or data.size, self._form)
-        # BatchNorm cannot train on one sample.
+        # BatchNorm cannot train on one sample, so a last batch of one is dropped.
         drop = self._train.last_batch == "drop" or len(data.train) % batch == 1
         there: dict[Samples, tuple[Tensor, ...]] = {}
         for part in (data.train, data.validation) if settings.on_device else ():
@@ -192,9 +193,9 @@ class TrainingSession:
         )
 
     def _settle_loss(self) -> None:
-        """Hand the targets over to a model that takes them, and look at what it answers as it is.
+        """Gives the targets to a model that takes them, and looks at what the unchanged model answers.
 
-        The contract: a model whose `forward` names its targets gets them, unless there is a loss and it can do without.
+        The contract is: a model whose `forward` names its targets gets them, unless there is a loss and it can do without.
         """
         model, loss, first = self._workload.model, self._workload.loss, self._supply.first
         takes = parameters_of(model.forward)
@@ -208,16 +209,17 @@ class TrainingSession:
             plain, first = self._supply.arrive, with_targets(first)
             self._supply = replace(self._supply, arrive=lambda batch: with_targets(plain(batch)), first=first)
         with unchanged_afterwards(model), torch.enable_grad():
-            torch.manual_seed(0)  # an epoch has a seed of its own
+            torch.manual_seed(0)  # the epochs are seeded by themselves
             try:
                 output = model(*first.args, **first.kwargs)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                return  # the first call will say why
+                # The first call will raise the same error and say why.
+                return
         logits = main_logits(output)
         if logits is not None and logits.ndim > 1:
-            # Asked before the loss: on a GPU a class too many ends the process.
+            # We ask this before we compute the loss, because on a GPU a target beyond the last class ends the process.
             answers, data = logits.shape[class_axis(logits)], self._data
             if data.classes is not None and answers < data.classes:
                 raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
@@ -229,10 +231,10 @@ class TrainingSession:
 
 
 def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
-    """Returns the spec with the batch, image size, classes and stem that the data ask for, where it names none.
+    """Returns the spec with the batch, image size, classes and stem that the data ask for, if the spec names none.
 
-    And the pixels per side that the model will see, and inputs as the data give them. A model that is built elsewhere is
-    not told of sizes: it takes what comes.
+    It also returns the pixels per side that the model will see, and inputs as the data give them. A model that is built
+    elsewhere is not told of sizes, because it takes what comes.
     """
     workload, source = spec.workload, source_of(spec.workload)
     size, length = workload.image_size, None
@@ -248,7 +250,7 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
         inputs, batch = parted.inputs, parted.count
         if isinstance(inputs, Tensor) and inputs.ndim == 4:
             size = size or inputs.shape[-1]
-        elif isinstance(inputs, Tensor) and inputs.ndim == 2:  # tokens by sample and position
+        elif isinstance(inputs, Tensor) and inputs.ndim == 2:  # these are tokens by sample and position
             length = inputs.shape[1]
     if source.is_built_elsewhere:
         changed = {"batch": batch, "image_size": None}

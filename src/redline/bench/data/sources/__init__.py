@@ -1,1 +1,1 @@
-"""One file per source of data."""
+"""This package holds one file per source of data."""

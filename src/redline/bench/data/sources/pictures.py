@@ -1,5 +1,7 @@
-"""These sources give pictures with classes: made-up ones, in which classes can be told apart or not, a folder per class, and
-CIFAR-10 from its files."""
+"""These sources give pictures with classes.
+
+They are made-up pictures, in which classes can be told apart or not, a folder per class, and CIFAR-10 from its files.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ SIGNAL, NOISE = 0.08, 0.22
 MEAN, STD = (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)
 CHUNK = 1024
 DATA_SEED = 20_260
-"""Data are the same whatever the seed of the training: seeds of trainings can then be compared."""
+"""The data are the same whatever the seed of the training is, so that trainings with different seeds can be compared."""
 
 
 class Synthetic(DataSource):
-    """This source gives random pictures with random classes: as much work as real ones, and nothing to learn."""
+    """This source gives random pictures with random classes. They are as much work as real ones, but there is nothing to learn."""
 
     def open(self, spec: DataSpec, workload: WorkloadSpec) -> ImageData:
         size, classes = workload.image_size or SIZE, workload.classes or CLASSES
@@ -91,7 +93,8 @@ def _pictures(labels: Tensor, waves: Tensor, colours: Tensor, size: int, random:
     rows = waves[labels][..., 0, None] * steps
     columns = waves[labels][..., 1, None] * steps + phases[..., None]
     gratings = (rows[..., :, None] + columns[..., None, :]).cos()
-    # A cosine has variance 1/2, and the colours of a class have length 1 over all channels and waves.
+    # The factor makes the deviation of the texture equal SIGNAL: a cosine has variance 1/2, and the colours of a class have
+    # length 1 over all channels and waves.
     texture = torch.einsum("nghw,ngc->nchw", gratings, colours[labels]) * (SIGNAL * math.sqrt(2 * 3))
     noise = NOISE * torch.randn(texture.shape, generator=random)
     return ((0.5 + texture + noise).clamp(0, 1) * 255).round().to(torch.uint8)
@@ -121,7 +124,8 @@ class ImageFolders(DataSource):
         root, size = Path(spec.folder or "").expanduser(), workload.image_size or FOLDER_SIZE
         try:
             train, validation = (ImageFolder(str(root / part)) for part in ("train", "val"))
-        except FileNotFoundError as error:  # torchvision names the class without images
+        # torchvision's message names the class that has no images.
+        except FileNotFoundError as error:
             raise SpecError(one_line(error)) from None
         if train.classes != validation.classes:
             raise SpecError(f"{root}: train and val have different classes")
@@ -156,17 +160,18 @@ class Pictures(Samples):
         return Pictures([self._files[row] for row in rows], self._size)
 
     def identity(self) -> bytes:
-        """Returns names and sizes, because reading the pictures would find a damaged one before anybody trains on it."""
+        """Returns names and sizes only. Reading the pictures would find a damaged one before anybody trains on it."""
         files = ((Path(path), label) for path, label in self._files)
         return "\n".join(f"{path.name} {path.stat().st_size} {label}" for path, label in files).encode()
 
     def _picture(self, path: str) -> Tensor:
         try:
             with Image.open(path) as picture:
-                if picture.mode[0] in "IF":  # PIL would make everything above 255 white
+                if picture.mode[0] in "IF":  # PIL would make every value above 255 white
                     raise ValueError("its pixels have more than 8 bits")
                 pixels: Tensor = F.pil_to_tensor(self._shape(picture.convert("RGB")))
-        except Exception as error:  # what a damaged file makes a decoder raise has no common name
+        # Decoders raise many kinds of errors for a damaged file, without a common base class.
+        except Exception as error:
             raise ValueError(f"cannot read the image {path}: {error}") from error
         return pixels
 
@@ -183,7 +188,7 @@ HOW_TO_GET = (
 _HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (module, "_reconstruct") for module in ("numpy.core.multiarray", "numpy._core.multiarray")
 }
-"""The published files need no more than these to be read."""
+"""The published files need no other names than these to be read."""
 
 
 class Cifar10(DataSource):
@@ -201,7 +206,7 @@ class Cifar10(DataSource):
             try:
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 CIFAR10(root=str(folder.parent), download=True)
-            except Exception as error:  # urllib, tarfile and torchvision each have their own
+            except Exception as error:  # urllib, tarfile and torchvision each raise their own errors
                 raise BenchError(
                     "user", f"cannot download CIFAR-10 to {folder.parent}: {error}; {HOW_TO_GET}"
                 ) from error
@@ -222,7 +227,7 @@ class Cifar10(DataSource):
 
 
 def _batches_folder(spec: DataSpec) -> Path:
-    """The person may name the folder itself, or the one it lies in."""
+    """Returns the folder with the batches. The person may name that folder itself, or the one it lies in."""
     root = Path(spec.folder or "").expanduser()
     return root if root.name == CIFAR10.base_folder else root / CIFAR10.base_folder
 
@@ -243,13 +248,14 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
             or set(labels.tolist()) - set(range(CIFAR_CLASSES))
         ):
             raise ValueError("it does not hold pictures in 8 bits with as many labels below 10")
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
+    # Reading a damaged pickle can raise any error, because its bytes are instructions.
+    except Exception as error:
         raise BenchError("user", f"{path} is no whole file of CIFAR-10: {one_line(error)}; {HOW_TO_GET}") from error
     return images, labels
 
 
 class _Unpickler(pickle.Unpickler):
-    """This reads arrays, lists and texts, and refuses to call anything else: a pickle from elsewhere may hold any program."""
+    """It reads arrays, lists and texts, and refuses to call anything else, because a pickle from elsewhere may hold any program."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:

@@ -1,4 +1,4 @@
-"""The user's own loaders: `file.py:loaders` returns a training loader and a validation loader."""
+"""This source reads the user's own loaders: `file.py:loaders` returns a training loader and a validation loader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class UserLoaders(DataSource):
         workers = [loader.num_workers if isinstance(loader, DataLoader) else 0 for loader in loaders]
         for loader, count in zip(loaders, workers, strict=True):
             if count and not loader.timeout:
-                loader.timeout = spec.loader_timeout_s  # without one, a worker that hangs is waited for forever
+                # Without a timeout we would wait for a worker that hangs for ever.
+                loader.timeout = spec.loader_timeout_s
         classes = getattr(getattr(train, "dataset", None), "classes", None)
         text = "the held-out samples are trained on, too: validation says nothing about new ones"
         return LoaderData(
