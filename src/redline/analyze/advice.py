@@ -28,7 +28,7 @@ FORMATS = {
     "amp": "fp16",
     "amp-bf16": "bf16",
 }
-"""Switches that change the number format compute in this one."""
+"""Each of these switches makes products compute in the format named beside it."""
 
 
 def worth_trying(

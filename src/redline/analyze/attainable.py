@@ -19,7 +19,7 @@ class ClassLimit(Frozen):
     flops: int
     bytes: int
     intensity: float
-    """FLOPs per byte."""
+    """This is in FLOPs per byte."""
     attainable_s: float
     """The sum of what each operator needs by itself."""
     limited_by: LimitedBy | None
@@ -36,7 +36,7 @@ class Attainable(Frozen):
     compute_s: float
     """This is for all products of the step, each number format at its own ceiling."""
     memory_s: float
-    """The compulsory bytes at the copy bandwidth."""
+    """It is the time that the compulsory bytes take at the copy bandwidth."""
     unfused_s: float
     unfused_compute_s: float
     """This part of it is in operators limited by their products."""

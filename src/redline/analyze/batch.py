@@ -1,4 +1,5 @@
-"""What trials of batches say: the largest that fits, the knee where larger ones stop paying, the best under a latency target.
+"""This module concludes from trials of batches which is the largest that fits, where larger ones stop paying (the knee), and which is best
+under a latency target.
 
 A step takes t = a + c·b once the device is the limit: a fixed part and a part per item. Throughput b/t then nears
 1/c, and reaches the fraction f of that at b = f/(1 − f) · a/c.
@@ -46,7 +47,7 @@ SATURATED = 0.9
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """One batch, tried in its own process."""
+    """This is one batch, tried in its own process."""
 
     row: Measurement
     purpose: Purpose = "largest"
@@ -104,7 +105,7 @@ class BatchTrial:
         return [label for label in self.row.verdict.labels if label != "valid"]
 
     def __str__(self) -> str:
-        """In one line, for whoever looks on."""
+        """Returns the trial in one line, for whoever looks on."""
         if self.failure is not None:
             return f"batch {self.batch}: {'does not fit' if self.is_oom else self.failure.told}"
         speed = f"batch {self.batch}: {format_rate(self.throughput_per_s)} items/s"
@@ -116,26 +117,26 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
 
 
 class Knee(Frozen):
-    """The smallest measured batch whose throughput reaches `SATURATED` of what larger batches reach at most."""
+    """The knee is the smallest measured batch whose throughput reaches `SATURATED` of what larger batches reach at most."""
 
     batch: int
     throughput_per_s: float
-    """As measured at this batch."""
+    """It was measured at this batch."""
     share: float
-    """Share of the limit."""
+    """It is the share of the limit that this batch reaches."""
     limit_per_s: float
-    """What throughput nears as the batch grows: by the fit, or what was surely measured, whichever is more."""
+    """Throughput nears this as the batch grows. It comes from the fit, or from what was surely measured, whichever is more."""
     above: int | None = None
     """The largest measured batch below it, which does not reach as much: the knee is above this one."""
 
 
 @dataclass
 class BatchSummary:
-    """What a search for one recipe has found so far."""
+    """This holds what a search for one recipe has found so far."""
 
     trials: list[BatchTrial] = field(default_factory=list)
     slo_p95_s: float | None = None
-    """What p95 of a step must keep."""
+    """The p95 of a step must stay within this."""
     upper: float = math.inf
     """The largest there is lies below this, by the trials and by their secant."""
 
@@ -153,7 +154,7 @@ class BatchSummary:
 
     @property
     def fitting(self) -> list[BatchTrial]:
-        """The trials that ran, by growing batch."""
+        """Returns the trials that ran, by growing batch."""
         return sorted((trial for trial in self.trials if trial.fits), key=lambda trial: trial.batch)
 
     @property
@@ -200,7 +201,7 @@ class BatchSummary:
 
     @property
     def at_length(self) -> str | None:
-        """The command that measures the largest batch thoroughly; None where no command line can name the model."""
+        """Returns the command that measures the largest batch thoroughly, or None where no command line can name the model."""
         return command_line("run", self.trials[0].row.spec, batch=self.max_batch) if self.max_batch else None
 
     @property
@@ -244,14 +245,14 @@ def keeps(trial: BatchTrial, slo_p95_s: float) -> bool:
 
 
 class Saturation(Frozen):
-    """A fitted curve of throughput over the batch."""
+    """This is a fitted curve of throughput over the batch."""
 
     fixed_s: float
-    """a: paid by every step, however small."""
+    """This is a: every step pays it, however small it is."""
     per_item_s: float
-    """c: paid by every item."""
+    """This is c: every item pays it."""
     misfit: float
-    """The largest relative distance of a point from the curve."""
+    """It is the largest relative distance of a point from the curve."""
 
     @property
     def limit_per_s(self) -> float:
@@ -315,7 +316,7 @@ def curve_of(trials: Sequence[BatchTrial]) -> Saturation | None:
 def device_bound(trials: Sequence[BatchTrial]) -> list[BatchTrial]:
     """Returns trials limited neither by the host nor by an allocator short of memory."""
     fitting = [trial for trial in trials if trial.fits]
-    # If the device limits one batch, it limits every larger one, even where a few steps suggest otherwise.
+    # If the device limits one batch, it limits every larger one. This holds even where a few steps suggest otherwise.
     since = min((trial.batch for trial in fitting if trial.row.bound.label != "host"), default=math.inf)
     return [trial for trial in fitting if trial.batch >= since and not trial.memory.allocator_retries]
 
@@ -370,7 +371,7 @@ def _no_knee(why: str) -> Note:
 
 @dataclass(frozen=True)
 class Curve:
-    """The rows of one recipe of a subject, one for each batch, with the batches growing."""
+    """A curve holds the rows of one recipe of a subject, one for each batch, with the batches growing."""
 
     subject: Subject
     recipe: str

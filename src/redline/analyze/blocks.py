@@ -1,4 +1,4 @@
-"""Which blocks a record's figures come from, those figures, and how contention between sessions is taken out of them.
+"""This module says which blocks a record's figures come from, derives those figures, and takes contention between sessions out of them.
 
 On a GPU, processes that take turns can affect each other. On an H200, compiled steps replayed from CUDA graphs ran up to
 8 % faster in every block that followed another process, at the same clock, than by themselves; a deployed model runs by
@@ -28,7 +28,8 @@ from redline.model.fields import Frozen
 from redline.model.record import Block, Memory, RunRecord, TimeKind
 
 ENERGY_LEAST_S = 0.5
-"""A driver's counter of joules moves every 20 to 100 ms: below this, a figure would often be off by a tenth or more."""
+"""A figure over a shorter time would often be off by a tenth or more, because a driver's counter of joules moves only every 20 to 100
+ms."""
 ENERGY_LONG_S = 2.0
 """A contended block so long has little of the energy of the block before it, which the counter adds late."""
 FEWEST_BLOCKS = 2
@@ -43,7 +44,7 @@ MOST_WAITED = 0.98
 """If it waited longer than this share of a block, nothing is known of the time it takes undisturbed."""
 FEWEST_QUIET_ROUNDS = 3
 NO_PROCESSOR_LEFT = 0.95
-"""Others that took this much of what the worker left to them probably took some of what it wanted."""
+"""If others took this share of what the worker left to them, they probably also took some of what it wanted."""
 
 
 def device_kind(record: RunRecord) -> str:
@@ -92,7 +93,7 @@ class Latency(Frozen, frozen=True, kw_only=True):
     n: int
     clock: Literal["host", "device"]
     low: float | None
-    """The 95 % interval of p50."""
+    """This is the lower end of the 95 % interval of p50."""
     high: float | None
 
 
@@ -205,7 +206,7 @@ def log_in_turns(
 
 
 def _sorts(record: RunRecord, kind: TimeKind) -> tuple[list[Block], list[Block]]:
-    """Solo, and contended."""
+    """Returns the solo blocks, and the contended ones."""
     filled = [block for block in blocks_as(record.blocks, kind) if block.samples]
     return [block for block in filled if block.solo], [block for block in filled if not block.solo]
 
@@ -267,7 +268,7 @@ def per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None:
 
 
 def throughput_interval(blocks: Sequence[Block], items: int | None) -> Interval | None:
-    """The interval of the median step, turned around."""
+    """Returns the interval of the median step, turned around into a rate."""
     step_s = median_interval([block.samples for block in blocks])
     if step_s is None or step_s.low <= 0 or not items:
         return None

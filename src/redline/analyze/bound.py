@@ -50,7 +50,7 @@ def step_s(record: RunRecord) -> float | None:
 
 @dataclass(frozen=True)
 class RecordFacts:
-    """What a record tells without a trace: phases, and how long the host and the device take in a step."""
+    """This holds what a record tells without a trace: its phases, and how long the host and the device take in a step."""
 
     record: RunRecord
     ceilings: Ceilings | None = None

@@ -1,4 +1,4 @@
-"""What a gate looks at besides speed, where it was asked to: memory, numerics, time to compile and graph breaks."""
+"""A gate can be asked to look at more than speed: memory, numerics, time to compile and graph breaks. This module checks them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMERICS_GROWTH = 2.0
 SAME_OUTPUTS = 1e-4
 """Strict fp32 of two commits may differ by this share of what varies in the outputs: sums in another order move it by less."""
 SAME_LOSSES = 0.02
-"""The same of losses, over the distance that the loss came."""
+"""The losses of two commits may differ by this share of the distance that the loss came."""
 
 
 class Check(Frozen):

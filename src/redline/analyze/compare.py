@@ -39,7 +39,7 @@ OTHER_ALLOWANCE = 0.10
 """How much two processes of one recipe may differ, where too few were run to see it. On a GPU two were seen 4 % apart,
 each steady to 0.2 %; on a shared CPU medians of blocks vary by 10 %. Both are doubled, for two occasions."""
 SPOILING = frozenset({"throttled", "shared-gpu", "shared-cpu"})
-"""What may have affected one side only, where they were not measured interleaved. Mere noise is in the interval."""
+"""These labels name what may have affected one side only, where the sides were not measured interleaved. Mere noise is in the interval."""
 PARTS: dict[TimeKind, str] = {"ttft": "time to first token", "tpot": "time per output token"}
 """The two times of a generation that are compared beside the whole."""
 
@@ -85,7 +85,7 @@ class Comparisons(Frozen):
 
     @property
     def verdict(self) -> ComparisonVerdict:
-        """The exit code follows from the worst of all verdicts."""
+        """Returns the worst of all verdicts, from which the exit code follows."""
         seen = {comparison.verdict for comparison in self.comparisons}
         return next((each for each in WORST_FIRST if each in seen), "incomparable")
 
@@ -234,7 +234,7 @@ def _tail_and_memory(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> 
             interval = between_processes(*tails)
             told = _change(verdict_of(interval.low, interval.high, P95_BAND))
         yield Compared(name="p95", first=ours, other=theirs, change=theirs / ours - 1, verdict=told)
-    # What the allocator reserved. The memory of a whole process varies too much to compare within a percent.
+    # We compare what the allocator reserved, because the memory of a whole process varies too much to compare within a percent.
     held = [
         [max((block.memory.peak_reserved_bytes or 0 for block in record.blocks), default=0) for record in side]
         for side in (first, other)

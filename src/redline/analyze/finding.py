@@ -85,7 +85,7 @@ class Rule(Generic[F]):
     change: str | Callable[[F, Removal], Advice | str] = ""
     least_share: float = WORTH_A_LINE
     limit: BoundLabel | None = None
-    """This limits the steps if the rule comes first; None for work of the device, whose own limit then counts."""
+    """This limits the steps if the rule comes first. It is None for work of the device, whose own limit then counts."""
 
     def finding(self, facts: F) -> Finding | None:
         gone = self.removes(facts)

@@ -40,7 +40,7 @@ Together they err in 5 % of all gates: a Gaussian walk of 48 steps crosses these
 """
 FEWEST_PROCESSES, MOST_PROCESSES = min(LOOKS), max(LOOKS)
 FEWEST_STORED = 3
-"""With fewer stored processes nobody knows what differs between processes. The same holds for sessions."""
+"""A baseline needs this many stored processes: with fewer, nobody knows what differs between processes. The same holds for sessions."""
 
 
 class Judged(Frozen, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""What timed generations say: the first token, the others, and how near these are to the speed of memory."""
+"""This module derives from timed generations how long the first token and the others take, and how near these are to the speed of
+memory."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Generation(Frozen):
     tpot_s: TokenTimes | None
     """None where one token is written."""
     decode_share: float
-    """Share of the time of a generation."""
+    """This is the share of the time of a generation that decoding takes."""
     prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None
     weight_bytes: int
@@ -43,15 +44,15 @@ class Generation(Frozen):
     cache_bytes: int
     cache: CacheKind
     read_bytes: int
-    """What a decode step has to read: weights, and the filled part of the cache."""
+    """A decode step has to read this much: the weights, and the filled part of the cache."""
     read_s: float | None
-    """The least time for that, at the copy bandwidth; None where that is not known."""
+    """Reading that takes at least so long at the copy bandwidth. It is None where the bandwidth is not known."""
     bandwidth_share: float | None
-    """That time over the time per token; None where the tokens come faster than memory could be read."""
+    """This is that time over the time per token. It is None where the tokens come faster than memory could be read."""
     reads_from_cache: bool
     """Tokens come faster than that: what they read stays in a cache of the processor."""
     host_share: float | None
-    """Host time to issue a decode step over the time per token; None where nothing is issued ahead of the device."""
+    """This is the host time to issue a decode step over the time per token. It is None where nothing is issued ahead of the device."""
 
     @property
     def where(self) -> str:

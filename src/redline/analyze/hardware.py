@@ -1,4 +1,5 @@
-"""What a trace ran on (told by its header, by the record beside it, or by its kernels), and its operators against that."""
+"""This module finds out what a trace ran on, from its header, from the record beside it or from its kernels, and holds its operators
+against that."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Hardware(Frozen):
     """As the driver calls it; empty where the trace does not say."""
     maker: Maker | None = None
     capability: tuple[int, int] | None = None
-    """NVIDIA's compute capability."""
+    """This is NVIDIA's compute capability."""
     at_least: bool = False
     """The capability is only the highest that a kernel was built for: the GPU may be newer."""
 
@@ -131,14 +132,14 @@ class OperatorLimit(Frozen):
     number_format: str
     calls: int
     device_s: float
-    """In kernels that it launched itself."""
+    """The device spent this time in kernels that the operator launched itself."""
     flops: int
     """Products of all calls."""
     bytes: int
     flops_per_s: float
     bytes_per_s: float
     intensity: float
-    """FLOPs per byte."""
+    """This is in FLOPs per byte."""
     limited_by: LimitedBy | None
     """None where the device's limits are not known."""
     efficiency: float | None

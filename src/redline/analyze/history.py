@@ -21,12 +21,12 @@ from redline.analyze.statistics import shift_between, student_t
 from redline.model.fields import Frozen
 
 NEW_SESSION_S = 1800.0
-"""After such a pause records belong to another session. No command waits as long between two of its processes."""
+"""Records that come after such a pause belong to another session. No command waits as long between two of its processes."""
 FEWEST_A_SIDE = 5
 """Records before and after a change: with fewer, one session may be the cause."""
 SHORTEST = 3
-"""What lasts for fewer records is an outlier, and is compared with as many on each side. A stretch between two steps that has this many and
-fewer than `FEWEST_A_SIDE` is set aside before the others are looked at again."""
+"""A change that lasts for fewer records is an outlier, and is compared with as many on each side. A stretch between two steps that has this
+many and fewer than `FEWEST_A_SIDE` is set aside before the others are looked at again."""
 SMALLEST_CHANGE = 0.01
 """A change of the time that is smaller does not matter, however sure it is."""
 MOST_POINTS = 5000
@@ -36,9 +36,9 @@ MOST_CHANGES = 10
 CORRELATIONS = (0.0, 0.4, 0.8)
 """How much a record may follow the one before it; the criterion chooses."""
 PER_STEP, PER_SLOPE = 3.5, 2.0
-"""A step and a power of the time cost so many logarithms of the number of records. Zhang and Siegmund derive 3 for a step in a long series; with
-60 records these keep false alarms at 0 to 5 % and power where it is, also beside drift and waves. With 3 and 1, a step of 2 % was found in 72
-instead of 80 of 100 histories of two modes."""
+"""The criterion charges so many logarithms of the number of records for a step and for a power of the time. Zhang and Siegmund derive 3 for
+a step in a long series. With 60 records our values keep false alarms at 0 to 5 % without losing power, also beside drift and waves. With 3
+and 1, a step of 2 % was found in 72 instead of 80 of 100 histories of two modes."""
 SURE = 0.999
 """The sides of a change must differ with this certainty, and a drift must be as certain: the best of many places always shows some difference."""
 
@@ -103,7 +103,7 @@ def trend_of(seconds: Sequence[float], moments: Sequence[float] | None = None) -
         sides = values[before:at], values[at:after]
         surely_low, _, surely_high = shift_between(*sides, SURE)
         low, middle, high = shift_between(*sides, 0.95)
-        # Of few sessions nobody knows how far they differ, so a step between two must exceed what single runs may differ by.
+        # With few sessions nobody knows how far they differ, so a step between two must exceed what single runs may differ by.
         is_between = not are_many and any(abs(start - at) <= 1 for start in starts[1:])
         least = math.log1p(OTHER_ALLOWANCE) if is_between else SMALLEST_CHANGE
         if abs(middle) >= least and not surely_low <= 0 <= surely_high:
@@ -152,7 +152,7 @@ class _Model:
         return self.values - basis @ (basis.T @ self.values), basis
 
     def criterion(self, steps: Sequence[int]) -> float:
-        """Zhang and Siegmund's, to be made small."""
+        """Returns Zhang and Siegmund's criterion; the model that makes it smallest is chosen."""
         spread = max(float(np.square(self.left(steps)[0]).mean()), 1e-12)
         parameters = PER_STEP * len(steps) + PER_SLOPE * self.order + (self.correlation > 0)
         lengths = np.diff([0, *steps, self.count]) / self.count
@@ -163,7 +163,7 @@ class _Model:
         """Returns the step that explains most of what is left, or None where every stretch is too short for one."""
         left, basis = self.left(steps)
         columns = np.column_stack((left, basis))
-        # The product of each column with each step: a step is 1 where it begins and `rest` afterwards.
+        # This is the product of each column with each step: a step is 1 where it begins and `rest` afterwards.
         rest = 1 - self.correlation
         product = (1 - rest) * columns + rest * np.cumsum(columns[::-1], axis=0)[::-1]
         sizes = 1 + rest**2 * np.arange(self.count)[::-1] - np.square(product[:, 1:]).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What a server does under load, from the requests it served: percentiles per rate, and the rate that it sustains.
+"""This module derives what a server does under load from the requests it served: percentiles per rate, and the rate that it sustains.
 
 The verdict on a rate follows from the figures that stand beside it, and from nothing else. A rate that was offered several times is
 represented by the run that went worst.
@@ -51,21 +51,21 @@ class LoadPoint(Frozen):
     """Requests at one rate. Every time is a mean over requests unless its name says otherwise."""
 
     rate: float
-    """Asked for, in requests per second."""
+    """So many requests per second were asked for."""
     offered_rate: float
     """How many arrived per second; in runs before 1.0 chance made it differ from the rate."""
     achieved_rate: float
     """Requests completed per second. What the last ones take after their arrival is latency and does not lower it."""
     requests: int
-    """Behind the percentiles."""
+    """The percentiles are made of this many requests."""
     unfinished: int
     """Not served when the run was ended; their latency counts as long as they had waited by then."""
     mean_s: float
     p50_s: float
     p95_s: float | None
-    """None with fewer than 130 requests."""
+    """It is None with fewer than 130 requests."""
     p99_s: float | None
-    """None with fewer than 662 requests."""
+    """It is None with fewer than 662 requests."""
     largest_s: float
     mean_batch: float
     queue_s: float
@@ -74,7 +74,7 @@ class LoadPoint(Frozen):
     busy_share: float
     padded_share: float
     target_s: float | None = None
-    """What p99 must stay within."""
+    """The p99 must stay within this."""
     runs: int = 1
     """How often the rate was offered. The figures are those of the run that went worst."""
 
@@ -96,7 +96,7 @@ class LoadPoint(Frozen):
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """One model under one recipe, over the rates."""
+    """This is one model under one recipe, over the rates."""
 
     record: RunRecord
     points: tuple[LoadPoint, ...]
@@ -138,7 +138,7 @@ class LoadSummary:
 
 
 def load_of(record: RunRecord) -> LoadSummary:
-    """A record's loads, judged by its target."""
+    """Returns a record's loads, judged by its target."""
     assert record.spec.load is not None
     points = points_of(record.loads, record.spec.load.slo_p99_s)
     return LoadSummary(record, points, sustained(points))

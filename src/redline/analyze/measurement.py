@@ -1,4 +1,5 @@
-"""What was measured, asked of its records: by one process (`Measurement`), by several (`Replicates`), and beside others (`Line`).
+"""This module answers what was measured, from the records of one process (`Measurement`) or of several (`Replicates`), also beside others
+(`Line`).
 
 Nothing is copied out of a record. Each figure is derived from it when somebody asks, and kept; `redline.analyze.rows` makes rows of them.
 """
@@ -56,17 +57,17 @@ from redline.model.spec import BASELINE, RunSpec, Task
 from redline.model.work import Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
-"""What is known of the limits of the device a record was measured on."""
+"""This function returns what is known of the limits of the device that a record was measured on."""
 
 
 class VersusFirst(Frozen, frozen=True, kw_only=True):
     """Against the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
 
     recipe: str = ""
-    """The first's."""
+    """This is the recipe of the first."""
     ratio: float
     low: float | None
-    """None with too few common rounds for an interval; the ratio is then one of medians."""
+    """It is None with too few common rounds for an interval; the ratio is then one of medians."""
     high: float | None
     memory_change: float | None
     first_doubted: bool = False
@@ -91,11 +92,11 @@ class Measurement:
         """`first`: what it is set against, of its own group. `beside`: the recipes that were measured with it."""
         self.record, self.ceilings, self.first, self.beside = record, ceilings, first, beside
         self.per_hour: float | None = None
-        """The price of the machine."""
+        """This is the price of an hour of the machine."""
         self.pacer: Measurement | None = None
         """The measurement whose speed, times the ratio, is the speed of this one (`agreeing`)."""
         self.told: dict[str, Any] = {}
-        """Figures that others know better than this record, such as a ratio that a search saw in more processes."""
+        """These are figures that others know better than this record, such as a ratio that a search saw in more processes."""
 
     def changed(self, **given: Any) -> Self:
         """Returns the same with another price, or with figures that are known better; what follows from them is derived anew."""
@@ -118,7 +119,7 @@ class Measurement:
 
     @property
     def processes(self) -> tuple[Measurement, ...]:
-        """Each process by itself."""
+        """Returns each process by itself."""
         return (self,)
 
     @property
@@ -152,7 +153,7 @@ class Measurement:
 
     @cached_property
     def items_per_step(self) -> int | None:
-        """What throughput counts: the batch, the items declared, or 1 step."""
+        """Returns how many items of a step throughput counts: the batch, the items declared, or 1 step."""
         return self.prepared.workload.items_per_step if self.prepared is not None else None
 
     @cached_property
@@ -178,13 +179,13 @@ class Measurement:
 
     @cached_property
     def arguments(self) -> str | None:
-        """MODEL and options with which any command measures the same workload again; None for a live model."""
+        """Returns MODEL and options with which any command measures the same workload again, or None for a live model."""
         plain = command_line("profile", self._bare, batch=self._bare.workload.batch, recipes=())
         return plain.removeprefix("redline profile ") if plain is not None else None
 
     @property
     def _bare(self) -> RunSpec:
-        """Other commands measure the bare step of a training on data."""
+        """Returns the spec for other commands, which measure the bare step of a training on data."""
         return self.spec if self.spec.train is None else bare_step(self.record) or self.spec
 
     def command(self, name: str, recipes: Sequence[str] = ()) -> str | None:
@@ -241,12 +242,12 @@ class Measurement:
 
     @property
     def ttft_s(self) -> float | None:
-        """Generation: the median time to the first token."""
+        """Returns the median time to the first token of a generation."""
         return self.generation.ttft_s if self.generation is not None else None
 
     @property
     def tpot_s(self) -> TokenTimes | None:
-        """Generation: the time per output token after the first."""
+        """Returns the time per output token after the first of a generation."""
         return self.generation.tpot_s if self.generation is not None else None
 
     @cached_property
@@ -282,7 +283,8 @@ class Measurement:
 
     @cached_property
     def _own_per_s(self) -> float | None:
-        """By the median step of all rounds; of a training by its whole epochs, which see a loader that stalls now and then."""
+        """Returns the speed by the median step of all rounds. A training goes by its whole epochs, which see a loader that stalls now and
+        then."""
         if self.training is not None:
             return self.training.samples_per_s if self.failure is None else None
         step_s = median_step_s(timed_blocks(self.record, "throughput")) if self._is_timed else None
@@ -300,7 +302,7 @@ class Measurement:
 
     @cached_property
     def _delivered_share(self) -> float:
-        """What the wall clock leaves of the speed where it clearly contradicts the median step; else 1."""
+        """Returns what the wall clock leaves of the speed where it clearly contradicts the median step, else 1."""
         by_wall = (
             per_wall_second(timed_blocks(self.record, "throughput"), self.items_per_step) if self._is_timed else None
         )
@@ -339,7 +341,7 @@ class Measurement:
 
     @property
     def step_s(self) -> float | None:
-        """The median step, as throughput sees it."""
+        """Returns the median step, as throughput sees it."""
         return self.items_per_step / self.throughput_per_s if self.items_per_step and self.throughput_per_s else None
 
     @cached_property
@@ -383,7 +385,7 @@ class Measurement:
 
 
 _GIVEN = frozenset(vars(Measurement(None)))  # type: ignore[arg-type]
-"""What a measurement is given; all else is derived."""
+"""A measurement is given these attributes; all others are derived from them."""
 
 
 def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
@@ -396,7 +398,7 @@ def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
 
 
 class Replicates(Measurement):
-    """Several processes of one thing, shown by the middle one, with what differs between them in every interval.
+    """These are several processes of one thing. The middle one is shown, and every interval has what differs between them.
 
     Processes whose numbers are doubted are left out where others are sound, and the verdict says how many.
     """
@@ -405,7 +407,7 @@ class Replicates(Measurement):
         timed = [each for each in processes if each.throughput_per_s is not None]
         sound = [each for each in timed if each.verdict.trusted] or timed
         ordered = sorted(sound, key=lambda each: each.throughput_per_s or 0.0)
-        # What works in some processes only does not work.
+        # A recipe that works in some processes only does not work.
         broken = next((each for each in processes if each.failure is not None), None)
         middle = broken or (ordered[len(ordered) // 2] if ordered else processes[0])
         super().__init__(middle.record, middle.ceilings, middle.first, middle.beside)
@@ -459,13 +461,13 @@ class Replicates(Measurement):
 
     @cached_property
     def _delivered_share(self) -> float:
-        # Each process stalls for a share of its own time; the rates of processes differ for other reasons too.
+        # Each process stalls for a share of its own time, but the rates of processes differ for other reasons too.
         shares = [each._delivered_share for each in self._sound or [self._middle]]
         return median(shares) if 2 * sum(share < 1.0 for share in shares) > len(shares) else 1.0
 
     @cached_property
     def _own_latency(self) -> Latency | None:
-        """The latency of the middle process, its p50 with an interval over all of them."""
+        """Returns the latency of the middle process, with an interval of p50 over all of them."""
         known = sorted(
             (each.latency_s for each in self._sound or [self._middle] if each.latency_s is not None),
             key=lambda latency: latency.p50,
@@ -564,7 +566,7 @@ def over_processes(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None 
 
 @dataclass(frozen=True)
 class Line:
-    """One recipe at one batch of one subject, over all processes that measured it."""
+    """A line is one recipe at one batch of one subject, over all processes that measured it."""
 
     subject: Subject
     row: Measurement
@@ -572,7 +574,7 @@ class Line:
 
     @property
     def record(self) -> RunRecord:
-        """The one that the row shows."""
+        """Returns the record that the row shows."""
         return self.row.record
 
     @property
@@ -582,7 +584,7 @@ class Line:
 
     @property
     def measured_at(self) -> float:
-        """The newest of them."""
+        """Returns when the newest of them was measured."""
         return max(record.created_at for record, _ in self.processes)
 
     @property

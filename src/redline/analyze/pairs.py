@@ -1,4 +1,4 @@
-"""What a race says: pairs of recipes with a ratio that covers what changes from process to process, and a verdict.
+"""This module draws a verdict from a race, for each pair of recipes, with a ratio that covers what changes from process to process.
 
 A replicate is one fresh process per recipe, measured in turns. Within a replicate all samples of a recipe share its process's
 offset, so the interval is a Student interval over replicates, and never narrower than what the rounds inside them say.
@@ -41,7 +41,7 @@ SMALLEST_SPREAD = 0.001
 """Between processes: a few may agree by chance."""
 
 Replicate = Sequence[RunRecord]
-"""One record per recipe, each of a process of its own."""
+"""A replicate has one record per recipe, each of a process of its own."""
 
 
 class Pair(Frozen):
@@ -109,7 +109,7 @@ def ratio_over(logs: Sequence[PairedLog], *, looks: bool = True) -> Ratio | None
 
 
 def ratio_of(log: PairedLog | None) -> Ratio | None:
-    """Of a single replicate, by its rounds alone; None with fewer than five of them."""
+    """Returns the ratio of a single replicate by its rounds alone, or None with fewer than five of them."""
     if log is None or log.rounds < MIN_COMMON_ROUNDS:
         return None
     return msgspec.structs.replace(bounds([log], student_t(log.rounds - 1) * log.error), rounds=log.rounds)
@@ -187,7 +187,7 @@ def kind_measured(record: RunRecord, kind: TimeKind) -> TimeKind:
 
 def log_ratio(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> PairedLog | None:
     """Compares two records measured in turns by their common rounds, and two that followed each other, by their middles."""
-    # Where only one of them was timed before others ran, both are compared as they were in turns.
+    # If only one of them was timed before others ran, both are compared as they were in turns.
     alike = has_solo_blocks(first) == has_solo_blocks(other)
     if first.group is not None and first.group == other.group:
         return log_in_turns(first, other, kind_measured(first, kind), rescaled=alike)

@@ -75,7 +75,7 @@ class Capture(Frozen):
     capture_s: float
     """Capturing took so long, all in all."""
     step_s: float | None
-    """Median of a step without the profiler."""
+    """This is the median of a step without the profiler."""
     trace: str | None = None
     """The trace lies here."""
     tool: str = "torch.profiler"
@@ -84,18 +84,18 @@ class Capture(Frozen):
     switches: dict[str, Capabilities] = {}
     """Says what each switch of the recipe does to the program."""
     issue_share: float | None = None
-    """Host time to issue a step over the time of a step, without the profiler; None where that says nothing."""
+    """This is the host time to issue a step over the time of a step, without the profiler. It is None where that says nothing."""
     least_issue_s: float | None = None
     """The shortest that the host was seen to need for a step, without the profiler; None where that says nothing."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """For the whole recipe."""
+        """Returns what the whole recipe does to the program."""
         return Capabilities.together(self.switches.values())
 
 
 class RankTime(Frozen):
-    """One device of one trace."""
+    """This is how one device of one trace spent its time."""
 
     source: str
     rank: int | None
@@ -142,11 +142,11 @@ class Profile(Frozen):
     gradient_reductions: int | None = None
     """How often gradients are reduced for each step of the optimizer; None where the trace does not tell."""
     parts: tuple[PartRow, ...] = ()
-    """Time by module and by annotation."""
+    """These are the times by module and by annotation."""
     generation: Generation | None = None
     """Prefill and decode without the profiler, where a generation was captured."""
     missing: str = ""
-    """What the traces tell of a device whose work they do not hold: such a profile says nothing of the program's time."""
+    """This is what the traces tell of a device whose work they do not hold. Such a profile says nothing of the program's time."""
     tree: TreeNode | None = None
     """This is the program as a tree with host and device time; flame graphs are drawn from it, and comparisons align it."""
 
@@ -156,7 +156,7 @@ class Profile(Frozen):
 
     @property
     def rows(self) -> tuple[KernelRow | OperatorRow, ...]:
-        """Whatever ran, on the device and on the host."""
+        """Returns a row for whatever ran, on the device and on the host."""
         return (*self.kernels, *self.operators)
 
     @property

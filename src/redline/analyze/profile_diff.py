@@ -14,7 +14,7 @@ from redline.model.note import Note, note
 from redline.trace.names import short_name
 
 BAND = 0.03
-"""Times that differ by less are the same: two runs of one program differ by so much."""
+"""If times differ by less, they count as the same, because two runs of one program differ by so much."""
 
 Change = Literal["faster", "slower", "same", "appeared", "vanished"]
 
@@ -40,7 +40,7 @@ class ProfileDiff(Frozen):
     before: str
     after: str
     answer: str
-    """How much faster, by which clock."""
+    """It says how much faster it got, and by which clock."""
     step: Changed
     """This is the step without the profiler where both profiles know it, else the span of the trace."""
     busy: Changed
@@ -56,7 +56,7 @@ class ProfileDiff(Frozen):
 
 
 Times = dict[str, tuple[float, float]]
-"""It maps each name to its seconds and calls."""
+"""This maps each name to its seconds and calls."""
 
 UNMARKED = note("steps-not-marked", "one of the traces has no step marks: times are of the whole traces")
 
@@ -91,7 +91,7 @@ def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
         busy=_changed("busy", (before.timeline.busy_s / parts[0], 1), (after.timeline.busy_s / parts[1], 1)),
         classes=table("classes", "total_s"),
         kernels=table("kernels", "total_s"),
-        # Where there is a device its time is compared: host time then is mostly waiting.
+        # If there is a device, its time is compared, because the host then mostly waits.
         operators=table("operators", "device_self_s" if has_device else "cpu_self_s"),
         parts=table("parts", "device_s" if has_device else "host_s", "path"),
         findings_gone=tuple(sorted(codes[0] - codes[1])),

@@ -18,7 +18,7 @@ EXPLAINS = 0.5
 
 
 class LateRank(Frozen):
-    """The rank that the others wait for."""
+    """This is the rank that the others wait for."""
 
     rank: int
     phase: str

@@ -46,7 +46,7 @@ class TraceFacts:
     hosts: Sequence[OnHost] = ()
     times: Sequence[DeviceTime] = ()
     calls: Sequence[Calls] = ()
-    """The collectives of each."""
+    """These are the collectives of each."""
     waiting: Waiting | None = None
 
     @property
@@ -326,7 +326,7 @@ def trains_norms(profile: Profile) -> bool:
     return any(describe(row.name).is_training_norm for row in profile.rows)
 
 
-# Communication, ranks that wait for each other, and single operators
+# The next removals are about communication, ranks that wait for each other, and single operators.
 
 
 def exchanges(facts: TraceFacts) -> Removal | None:

@@ -25,11 +25,11 @@ _MEMORY_SIZE = r"(?:[- ]\d+ ?GB)?"
 class Datasheet(Frozen):
     card: str
     flops_per_s: dict[str, float]
-    """Dense, by number format."""
+    """These are dense rates, by number format."""
     bytes_per_s: float
     source: str
     verified: bool
-    """False: remembered, not checked against the source."""
+    """If False, the figures are remembered and were not checked against the source."""
 
     @staticmethod
     def of(device_name: str) -> Datasheet | None:
@@ -65,7 +65,7 @@ class Roofline(Frozen):
     """These are the products of the whole step, forward and backward."""
     compulsory_bytes: int
     operator_bytes: int
-    """Unfused; never part of the limit."""
+    """It counts operators unfused and is never part of the limit."""
     intensity: float | None
     """FLOPs per compulsory byte; None where nothing must move."""
     ridge: float | None
@@ -73,7 +73,7 @@ class Roofline(Frozen):
     compute_s: float
     memory_s: float
     attainable_s: float
-    """The roofline time: the longer of the two."""
+    """This is the roofline time: the longer of the two."""
     limited_by: LimitedBy | None
     """The limit itself is from this; `bound` says what limits the step now. None where a number format has no ceiling."""
     unfused_s: float
@@ -84,10 +84,10 @@ class Roofline(Frozen):
     efficiency: float | None
     """Share of the step that its products need at the measured ceilings: achieved over peak. None where some have no ceiling."""
     mfu: float | None
-    """The same against the datasheet's peak."""
+    """This is the same share against the datasheet's peak."""
     achieved_flops_per_s: float
     achieved_bytes_per_s: float
-    """Compulsory bytes over measured time."""
+    """These are the compulsory bytes over the measured time."""
     bound: Bound
     error: Note | None = None
     """Set where the step is faster than its limit: the count or a ceiling is wrong."""

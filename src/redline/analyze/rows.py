@@ -86,7 +86,7 @@ that has it; or a function that computes it from the measurement and its record.
 IDENTITY = ("run", "model", "task", "recipe", "batch", "device")
 """Facts that every row has. `batch` and `recipe` are what was measured, as it was resolved."""
 NAMED = ("run", "model", "task", "prompt", "new_tokens", "batch")
-"""What a row that was not measured can be told by."""
+"""These facts tell a row apart that was not measured."""
 WORDS = (
     "trust",
     "bound",
@@ -98,7 +98,7 @@ WORDS = (
     "compile_cache",
     "limit",
 )
-"""What is said of a row rather than asked for: it does not identify it."""  # fmt: skip
+"""These facts describe a row rather than what was asked for, so they do not identify it."""  # fmt: skip
 
 
 def found_at(row: Any, places: str) -> Any:
@@ -142,7 +142,7 @@ def doubt_of(row: Measurement) -> Note | None:
         return None
     named = DISQUALIFYING & set(row.verdict.labels)
     reasons = [reason for reason in row.verdict.reasons if named or reason.about == "throughput"]
-    # A process that took the processors explains more than the scatter it caused.
+    # The more telling reason comes first: a process that took the processors explains more than the scatter it caused.
     reasons.sort(key=_explains_little)
     return reasons[0] if reasons else note("noisy", ", ".join(row.verdict.labels), about="throughput")
 
@@ -256,7 +256,7 @@ def table_of(
 ) -> tuple[Table, dict[str, Fact]]:
     """Returns a table of measurements, and what all of them share. The columns begin with what tells the rows apart."""
     known = [row.facts for row in rows if row.metrics] or [row.facts for row in rows]
-    # What was not measured says of itself only what was asked for, and nothing where that is the default.
+    # A row that was not measured says of itself only what was asked for, and nothing where that is the default.
     asked = [[row.facts[key] for row in rows if row.facts.get(key) not in (None, "")] for key in NAMED]
     named = {key for key, values in zip(NAMED, asked, strict=True) if len(set(map(str, values))) > 1}
     apart = [key for key in dict.fromkeys([*NAMED, *varying(known)]) if key in named or key in varying(known)]

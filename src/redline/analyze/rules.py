@@ -225,7 +225,7 @@ def _straggler(facts: TraceFacts, gone: Removal) -> str:
     )
 
 
-# This work could be done in another way
+# The next rules are about work that could be done in another way.
 
 
 def _matrix_units(facts: TraceFacts, gone: Removal) -> Advice:

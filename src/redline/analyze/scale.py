@@ -52,7 +52,7 @@ class Communication(Frozen):
     waited_s: float | None = None
     """How much longer the rank that waits most is in collectives: it waits there for the last to arrive."""
     span_s: float | None = None
-    """The time of the profiled step."""
+    """This is the time of the profiled step."""
     probe_s: float | None = None
     """An all-reduce of as many bytes as a step sends takes so long."""
     probe_bytes: int | None = None

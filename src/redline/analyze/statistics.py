@@ -1,4 +1,4 @@
-"""Intervals of the median, tail percentiles and paired ratios. Nothing here assumes normally distributed times."""
+"""This module computes intervals of the median, tail percentiles and paired ratios. Nothing here assumes normally distributed times."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MIN_COMMON_ROUNDS = 5
 """Below it a paired interval rests on too few differences to say anything."""
 
 FEWEST_FOR_MEDIAN = 6
-"""The fewest samples whose whole range brackets the median in 95 % of cases."""
+"""With this many samples or more, their whole range brackets the median in 95 % of cases."""
 
 _EXACT_BINOMIAL_UP_TO = 4000
 """Beyond it the normal approximation of a rank is within one rank of the exact one."""
 
 _TAIL_DOUBT = 0.01
-"""Chance left that a percentile lies above the second-largest sample."""
+"""This is the chance left that a percentile lies above the second-largest sample."""
 
 Floats = NDArray[np.float64]
 
 
 class Interval(Frozen, frozen=True, kw_only=True):
-    """A 95 % interval of the median."""
+    """This is a 95 % interval of the median."""
 
     low: float
     median: float
@@ -37,7 +37,7 @@ class Interval(Frozen, frozen=True, kw_only=True):
 
     @property
     def half_width(self) -> float:
-        """Relative to the median."""
+        """Returns half of the width, relative to the median."""
         return (self.high - self.low) / (2 * self.median) if self.median else math.inf
 
 
@@ -50,7 +50,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 class Ratio(Frozen, frozen=True, kw_only=True):
-    """Time of the first over time of the other: above 1 the other is faster."""
+    """A ratio is the time of the first over the time of the other: above 1 the other is faster."""
 
     ratio: float
     low: float
@@ -59,7 +59,7 @@ class Ratio(Frozen, frozen=True, kw_only=True):
 
 
 class PairedLog(Frozen, frozen=True, kw_only=True):
-    """The logarithm of a ratio from rounds measured in turns, and the standard error of it within those processes."""
+    """This is the logarithm of a ratio from rounds measured in turns, with its standard error within those processes."""
 
     mean: float
     error: float
@@ -170,7 +170,7 @@ def percentile_ceiling(blocks: Sequence[Sequence[float]], q: float, confidence: 
     rank = _ceiling_rank(effective, q, confidence)
     if rank is None:
         return None
-    # The rank leaves so many of the effective samples above; the same share of the real ones.
+    # The rank leaves so many of the effective samples above it, so we leave the same share of the real ones.
     above = int((effective - rank) * samples.size / effective)
     return float(np.sort(samples)[samples.size - 1 - above])
 

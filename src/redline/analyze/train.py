@@ -58,7 +58,7 @@ class TrainingSummary(Frozen):
     best_accuracy: float | None = None
     target_accuracy: float | None = None
     time_to_target_s: float | None = None
-    """It counts training and validation up to the end of the epoch that reached the target."""
+    """This counts training and validation up to the end of the epoch that reached the target."""
     data_wait_share: float | None = None
     phase_shares: dict[str, float] = {}
     """They are shares of the time from the first step of an epoch to its last."""
@@ -245,7 +245,7 @@ FATES = {
     "run": "ends every epoch",
     "run eagerly": "ends every epoch, run eagerly: the recipe's program is made for whole batches",
 }
-"""What becomes of a smaller last batch."""
+"""These words say what becomes of a smaller last batch."""
 
 
 def _notes(record: RunRecord) -> Iterator[Note]:

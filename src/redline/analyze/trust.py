@@ -1,4 +1,4 @@
-"""Whether a number can be trusted: labels with their reasons, from one record alone."""
+"""This module says whether a number can be trusted, by labels with their reasons, from one record alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONDEMNING_THROTTLE = {
     "power_brake": "external power brake",
 }
 NOTED_THROTTLE = {
-    # Many cards always run at their power cap: worth knowing, but no reason to distrust the number.
+    # Many cards always run at their power cap. This is worth knowing, but it is no reason to distrust the number.
     "sw_power_cap": "software power cap",
     "sync_boost": "clocks held to those of a sync-boost group",
 }
@@ -58,7 +58,7 @@ class Verdict(Frozen, frozen=True, kw_only=True):
     labels: tuple[TrustLabel, ...]
     reasons: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
-    """Worth knowing, but no reason for distrust."""
+    """These are worth knowing, but they are no reason for distrust."""
 
     @property
     def trusted(self) -> bool:
@@ -165,7 +165,7 @@ def _neighbours(record: RunRecord) -> Said:
 
 
 def _others_on_the_cpu(record: RunRecord) -> Said:
-    """Whether other processes slowed a run on a CPU; of those that used the machine without slowing it by much, a note."""
+    """Says whether other processes slowed a run on a CPU, and adds a note on those that used the machine without slowing it by much."""
     blocks = [block for block in record.blocks if block.others_cpu_s is not None and block.wall_s > 0]
     if not blocks:
         return
@@ -185,7 +185,7 @@ def _others_on_the_cpu(record: RunRecord) -> Said:
 
 
 def _circumstances(record: RunRecord) -> Said:
-    """What else a reader should know of how it was measured."""
+    """Says what else a reader should know of how it was measured."""
     prepared = record.prepared
     if prepared is not None and not prepared.isolated:
         text = "measured in the caller's own process, with whatever state it had"
@@ -213,7 +213,7 @@ def _circumstances(record: RunRecord) -> Said:
 LOOKS: tuple[Callable[[RunRecord], Said], ...] = (
     _scatter, _throttling, _warmup, _neighbours, _others_on_the_cpu, _circumstances
 )  # fmt: skip
-"""What is looked at, in the order in which the labels are printed."""
+"""These functions are asked in turn, in the order in which the labels are printed."""
 
 
 def farthest(checks: Iterable[Numerics | None]) -> Numerics | None:

@@ -32,7 +32,7 @@ SLOT_OF = {
 }  # fmt: skip
 """The slot of a call. Those that are not listed have a time of their own, or none."""
 COLUMNS = ("caller", "ended", "is_full", "is_profiled", "paused", "loaded", "fed", "waited", "models")
-"""What the table has of a step before its time, which stands there by stretch and slot."""
+"""These columns of the table describe a step. After them comes its time, by stretch and slot."""
 BY_HAND, BY_BACKWARD, BY_BATCH = -1.0, -2.0, -3.0
 """Callers of steps that no optimizer ended: the program counted them, a backward pass ended them, or only a batch was seen."""
 MOST_MODELS = 50
@@ -69,7 +69,7 @@ class Heard(NamedTuple):
 
 
 class Reader:
-    """Cuts the rows that one process wrote into steps, as they come."""
+    """A reader cuts the rows that one process wrote into steps, as they come."""
 
     def __init__(self, *, is_by_batch: bool = False) -> None:
         self.rows = array("d")
@@ -77,14 +77,14 @@ class Reader:
         self.rest: list[Heard] = []
         """These rows came since the last step."""
         self.starts: list[float] = []
-        """Seconds until the first batch, for every iterator whose workers end with it."""
+        """These are the seconds until the first batch, for every iterator whose workers end with it."""
         self.ends: list[float] = []
-        """Seconds that ending a loader's workers took, each time."""
+        """These are the seconds that ending a loader's workers took, each time."""
         self.device = DeviceClock()
         self._is_by_batch = is_by_batch
         """Each batch is a step."""
         self._since: float | None = None
-        """When the last step ended."""
+        """The last step ended at this time."""
         self._bits: dict[float, int] = {}
         self._starting: float | None = None
         """An iterator was asked for then, and has not delivered yet."""
@@ -205,7 +205,7 @@ class Reader:
 
 
 class DeviceClock:
-    """What the steps that were heard in full took by the clock of the device, which reaches their rows later than the host."""
+    """This clock tells how long the steps that were heard in full took on the device. Its times reach their rows later than the host's."""
 
     def __init__(self) -> None:
         self.spent = np.zeros(len(SLOTS))
@@ -213,9 +213,9 @@ class DeviceClock:
         self.lag_s = 0.0
         """How far the device was behind the host when it was last looked at."""
         self._began: float | None = None
-        """The time of the host when this clock began; None where there is none."""
+        """It is the time of the host when this clock began, or None where there is none."""
         self._reached: dict[float, float] = {}
-        """When the device reached a row, by the number of the row."""
+        """It says when the device reached a row, by the number of the row."""
         self._waiting: list[list[Heard]] = []
         """Steps that it has not finished yet."""
 
@@ -255,7 +255,7 @@ class Piece(NamedTuple):
     key: float
     value: float
     size: float
-    """What its end told: its samples, or for how long a backward pass waited for the gradients of other ranks."""
+    """This is what its end told: its samples, or for how long a backward pass waited for the gradients of other ranks."""
     before_s: float
     own_s: float
 
@@ -401,7 +401,7 @@ def set_apart(pieces: Sequence[Piece], trained: Sequence[int]) -> list[str]:
         if quiet and asked:
             first = max((at for at in asked if at < quiet[0]), default=begin + 1)
             first -= first > 0 and pieces[first - 1].is_new_pass
-            # A validation ends with its loader, or where the training asks for its next batch.
+            # A validation ends with its loader, or when the training asks for its next batch.
             ends = [2 * at + 1 for at in through if at > quiet[-1]]
             ends += [2 * asked[-1]] if end < len(pieces) else [len(where)]
             put(2 * first + (pieces[first].kind == "data"), ends[0], "validation")
@@ -510,7 +510,8 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """The time of all counted steps, with the end of the loader after the last one, or with the device's work if that lasted longer."""
+        """Returns the time of all counted steps, with the end of the loader after the last one, or with the device's work if that lasted
+        longer."""
         return float(self.wall_s[self.counted].sum()) + max(self._reader.device.lag_s, self.tail_s)
 
     @property
@@ -679,16 +680,16 @@ def wait_for(late: LateRank, parts: Iterable[RankBlock]) -> float:
 
 
 class Drift(Frozen):
-    """A lasting change of the step time."""
+    """This is a lasting change of the step time."""
 
     step: int
     """The change began at this step."""
     at_s: float
     """Seconds after the first step."""
     ratio: float
-    """Step time after it over step time before it."""
+    """This is the step time after the change over the step time before it."""
     share_before: float
-    """Share of the counted time that the steps before it took."""
+    """It is the share of the counted time that the steps before the change took."""
 
 
 def drift_of(steps: Steps) -> Drift | None:

@@ -39,15 +39,15 @@ class RunFacts:
     starts_s: tuple[float, ...] = ()
     """Starting a loader's workers was so long each time, until the first batch."""
     ends_s: tuple[float, ...] = ()
-    """Ending them took so long."""
+    """These are the seconds that ending them took."""
     drift: Drift | None = None
-    """A lasting rise of the step time."""
+    """It is a lasting rise of the step time."""
     growth: float | None = None
-    """The memory held between steps grows by so many bytes per second."""
+    """The memory held between steps grows by so many bytes per second. It is None without steady growth."""
     late_rank: LateRank | None = None
-    """The rank that the others wait for."""
+    """This is the rank that the others wait for."""
     wait_s: float = 0.0
-    """They wait so long for it in a step, with the exchange of gradients."""
+    """They have to wait so long for it in a step, with the exchange of gradients."""
     of_run: bool = False
     """Gains are held against the whole run, not against the steps that count."""
 
@@ -180,7 +180,7 @@ def _blocking(facts: RunFacts) -> Removed:
 def _waits(facts: RunFacts) -> Removed:
     waits = sorted(facts.usage.get("waits", []), key=lambda wait: -wait["seconds"])
     count = sum(wait["count"] for wait in waits)
-    # What the host waits in all steps follows from the few in which that was listened to.
+    # The host's waits are listened to in a few steps only, so they are scaled up to all steps.
     waited_s = sum(wait["seconds"] for wait in waits) / LISTENED_STEPS * facts.rates.steps
     if not facts.on_gpu or count < LISTENED_STEPS / 2 or waited_s < WORTH_A_LINE * facts.whole_s:
         return None
@@ -197,7 +197,7 @@ def _kept_gradients(facts: RunFacts) -> Removed:
 
 
 def _scaler(facts: RunFacts) -> Removed:
-    """The scaler looks at all gradients, for which the host waits, and its calls lie between the steps."""
+    """Removes the waits of the scaler: it looks at all gradients, for which the host waits, and its calls lie between the steps."""
     if not facts.usage.get("scales") or facts.autocast == "torch.float16":
         return None
     around = ("optimizer", "other")
