@@ -1,1 +1,1 @@
-"""What flows between the rooms: specs, records, messages, notes, units and errors."""
+"""The rooms exchange what is defined here: specs, records, messages, notes, units and errors."""

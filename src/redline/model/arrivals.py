@@ -1,4 +1,5 @@
-"""Requests that arrive by themselves, batched in front of a model: what is asked, the arrivals, the queue, and what is recorded.
+"""This module is about requests that arrive by themselves and are batched in front of a model. It defines what is asked, the arrivals, the
+queue, and what is recorded.
 
 The queue is the same code on the bench, in real time, and in a fake bench, in virtual time.
 """
@@ -25,7 +26,7 @@ class LoadSpec(Frozen):
     max_wait_s: float = 0.005
     """The longest that the oldest request of a batch that is not full waits for others while the device is idle."""
     slo_p99_s: float | None = None
-    """What the p99 of latency must stay within for a rate to count as sustained."""
+    """The p99 of latency must stay within this for a rate to count as sustained."""
 
     def __post_init__(self) -> None:
         require_range("max_batch", self.max_batch, 1, MOST_ITEMS)

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree; and the exit codes of commands (`Exit`).
+"""This tree shows all that can go wrong. `Exit` has the exit codes of commands.
 
 RedlineError
 ├── UsageError            the person asked for something that cannot be: one line, exit code 2
@@ -22,7 +22,7 @@ from enum import IntEnum
 
 
 class RedlineError(Exception):
-    """Everything Redline raises on purpose."""
+    """This is the base of everything that Redline raises on purpose."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -101,7 +101,7 @@ class RecordError(RedlineError):
 
 
 class Exit(IntEnum):
-    """The exit codes of every command and script."""
+    """These are the exit codes of every command and script."""
 
     DONE = 0
     SLOWER = 1
@@ -110,7 +110,7 @@ class Exit(IntEnum):
     """A mistake in what was asked."""
     INCOMPARABLE = 3
     INCONCLUSIVE = 4
-    """Only with `compare --fail-inconclusive`."""
+    """Only `compare --fail-inconclusive` exits with this."""
     FAILED_ROW = 5
     """Something could not be measured; the other rows were."""
     INTERRUPTED = 130

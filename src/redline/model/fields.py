@@ -12,7 +12,7 @@ from redline.model.units import parse_seconds
 MOST_ITEMS = 2**31 - 1
 """No machine holds more in a batch, a sequence, a set of classes or samples, and messages carry 64 bits at most."""
 MOST_PIXELS = 2**16
-"""Per side."""
+"""A picture has at most this many pixels per side."""
 MOST_THREADS = 2**12
 MOST_RANKS = 2**14
 MOST_BYTES = 2**60
@@ -80,7 +80,7 @@ def seconds_of(name: str, value: float | str, *, zero_too: bool = False) -> floa
 
 
 def split_address(name: str, text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`."""
+    """Returns host and port of `HOST:PORT`."""
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise SpecError(f"{name} must be HOST:PORT, such as node1:7777, got {text!r}")
@@ -103,7 +103,7 @@ def require_unicode(name: str, text: str) -> None:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class _FrozenMeta(msgspec.StructMeta):
-    """Gives every spec and record the same settings: msgspec does not inherit them."""
+    """Gives every spec and record the same settings, because msgspec does not inherit them."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> Any:
         fixed = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}

@@ -36,7 +36,7 @@ NOT_OF_THE_WORKLOAD = ("artifact",)
 NOT_OF_THE_DATA = ("folder", "download", "loader_timeout_s")
 """They say where the data lie and how they came there; their fingerprint says what they are."""
 NOT_SETTINGS = (*NOT_OF_THE_WORKLOAD, "model", "task", "batch")
-"""What a benchmark and a subject name by themselves."""
+"""A benchmark and a subject have fields of their own for these."""
 
 
 def record_key(spec: RunSpec, prepared: Prepared) -> str:
@@ -124,15 +124,15 @@ def _digest(parts: Any) -> str:
 
 
 class Benchmark(Frozen):
-    """What was measured, independent of who measured it and where."""
+    """A benchmark says what was measured, independent of who measured it and where."""
 
     model: str
     task: str
     recipe: str
-    """Canonical: the order of its switches does not matter."""
+    """This is the canonical form: the order of its switches does not matter."""
     batch: int | None
     device: str
-    """`cpu`, `cuda` or `rocm`."""
+    """This is `cpu`, `cuda` or `rocm`."""
     settings: tuple[tuple[str, str], ...] = ()
     """Other fields of the spec that decide what is computed, where they were given."""
 
@@ -155,7 +155,7 @@ def benchmark_of(record: RunRecord) -> Benchmark:
 
 
 class Series(Frozen):
-    """What a trend over time is of."""
+    """A trend over time is drawn for each series."""
 
     benchmark: Benchmark
     device_name: str
@@ -192,11 +192,11 @@ def whether_in_turns(one: RunRecord, other: RunRecord) -> bool:
 
 
 ACROSS = frozenset({"device", "driver", "threads", "data"})
-"""What may differ where somebody asks for a comparison across devices: where it ran, and how it was fed."""
+"""These may differ where somebody asks for a comparison across devices: they say where it ran, and how it was fed."""
 
 
 def across_devices(benchmark: Benchmark) -> Benchmark:
-    """The benchmark without its device."""
+    """Returns the benchmark without its device."""
     settings = tuple((name, value) for name, value in benchmark.settings if name not in ACROSS)
     return msgspec.structs.replace(benchmark, device="", settings=settings)
 
@@ -284,7 +284,7 @@ class Subject(Frozen):
     device: str
     """The device's name, or what was asked for where the bench never said it."""
     setting: str = ""
-    """What else was asked for and changes the speed, in words; empty where nothing was."""
+    """This says in words what else was asked for that changes the speed. It is empty where nothing was."""
 
     def __str__(self) -> str:
         return " · ".join(part for part in (self.model, self.task, self.setting, self.device) if part)
@@ -333,11 +333,11 @@ def is_capture(record: RunRecord) -> bool:
     return record.trace is not None
 
 
-# What tells a row from its neighbours besides model, task, recipe, batch and device
+# These functions tell a row from its neighbours by more than model, task, recipe, batch and device.
 
 
 def setting_text(spec: RunSpec) -> str:
-    """`settings_of` in words."""
+    """Returns what `settings_of` finds, in words."""
     return ", ".join(condition_words(settings_of(spec)).values())
 
 

@@ -29,7 +29,7 @@ DOUBTED = "~"
 
 Better = Literal["higher", "lower", "neither"]
 Fact = str | int | float | bool | None
-"""What identifies a row or says something of it in words: a recipe, a batch, a verdict."""
+"""A fact identifies a row or says something of it in words, such as a recipe, a batch or a verdict."""
 
 
 class Figure(Frozen):
@@ -42,7 +42,7 @@ class Figure(Frozen):
     name: str
     unit: str = ""
     header: str = ""
-    """What a table calls it; the name with spaces where this is empty."""
+    """A table calls it this. Where this is empty, it uses the name with spaces."""
     better: Better = "neither"
     doc: str = ""
 
@@ -181,10 +181,10 @@ class Row(Frozen):
     """One line of a table: what it is about, and its figures."""
 
     facts: Mapping[str, Fact]
-    """What identifies it (model, recipe, batch, …) and what is said of it in words."""
+    """They identify it (model, recipe, batch, …) or say something of it in words."""
     metrics: tuple[Metric, ...] = ()
     notes: tuple[Note, ...] = ()
-    """What is worth knowing of this row alone."""
+    """These are worth knowing of this row alone."""
     failure: str = ""
     """Why it has no figures."""
     depth: int = 0
@@ -233,7 +233,7 @@ class Table(Frozen):
     rows: tuple[Row, ...]
     title: str = ""
     columns: tuple[str, ...] = ()
-    """What a person sees at first, most important first; the others come with -v, in documents and on pages."""
+    """A person sees these at first, the most important first. The others come with -v, in documents and on pages."""
     is_detail: bool = False
     """It is shown with -v, in documents and on pages only."""
     is_list: bool = False
@@ -311,7 +311,7 @@ def _in_words(value: Metric | Fact) -> str:
 
 
 def shortened(text: str) -> str:
-    """A long recipe without its middle switches, such as `fp16+channels-last+…+graphs`; its row has all of them."""
+    """Returns a long recipe without its middle switches, such as `fp16+channels-last+…+graphs`; its row has all of them."""
     switches = text.split("+")
     if len(text) <= LONGEST_NAME or len(switches) < 4 or " " in text:
         return text
@@ -345,7 +345,7 @@ def plain(value: Any) -> Any:
     return found | ({"doubt": {"code": value.doubt.code, "text": str(value.doubt)}} if value.doubt is not None else {})
 
 
-# The figures that several verbs share, each named once: the column, the CSV field and the key in a document.
+# Several verbs share these figures. Each is named once: its column, its CSV field and its key in a document.
 
 THROUGHPUT = Figure(name="throughput", unit="{item}/s", better="higher", doc="Items per second, by the median step.")
 LATENCY_P50 = Figure(name="latency_p50", unit="s", header="p50", better="lower", doc="The median time of a step.")

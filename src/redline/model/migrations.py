@@ -1,4 +1,4 @@
-"""Records as bytes, and those of older schemas as records of today."""
+"""This module writes records as bytes, and reads those of older schemas as records of today."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def encode(record: RunRecord) -> bytes:
 
 
 def decode(data: bytes) -> RunRecord:
-    """Read a stored record of this schema or an older one."""
+    """Reads a stored record of this schema or an older one."""
     try:
         plain = msgspec.msgpack.decode(data)
     except (ValueError, RecursionError) as error:  # not msgpack, text that is not UTF-8, tables in tables without end

@@ -1,4 +1,4 @@
-"""Names of models and devices that the desk knows without torch."""
+"""These are the names of models and devices that the desk knows without torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ DEVICE_KINDS = ("cpu", "cuda", "rocm")
 BUILTIN_MODELS = {"simple_cnn": "classification", "transformer": "language"}
 """The models that Redline brings, and what they do."""
 SOURCES_GROUP = "redline.sources"
-"""Entry points of packages that bring models of their own."""
+"""Packages that bring models of their own register them under this group of entry points."""
 
 
 def refuse_impossible_device(text: str) -> None:
-    """Raise where a text names no device on any machine; whether it is there is left to the bench."""
+    """Raises where a text names no device on any machine. Whether the device is there is left to the bench."""
     kind, colon, index = text.partition(":")
     if kind not in ("auto", *DEVICE_KINDS):
         raise UnknownName("device", text, ("auto", *DEVICE_KINDS), hint="write auto, cpu, cuda, cuda:1 or rocm:0")

@@ -1,4 +1,4 @@
-"""A reason, a note or a piece of evidence: a code for programs and a text for people.
+"""A note is a reason, a remark or a piece of evidence: it has a code for programs and a text for people.
 
 Branches look at the code. The text can be printed and nothing else: a note is not a string, so comparing it with one,
 searching it or matching a pattern against it raises. Rewording a sentence therefore never changes what Redline does.
@@ -215,7 +215,7 @@ class Note(Frozen, eq=False, rename={"_text": "text"}):
 
     code: Code
     about: str = ""
-    """What it is about, where that varies: `throughput`, a switch, the name of a field."""
+    """This says what the note is about, where that varies: `throughput`, a switch, the name of a field."""
     _text: str = ""
 
     def __str__(self) -> str:

@@ -35,8 +35,8 @@ from redline.model.spec import RunSpec
 from redline.model.work import Ceilings, Facts, MemoryUse, OperatorTime, WorkCount
 
 Relief = Literal["host", "device", "both", "memory"]
-"""What a switch relieves: a host that cannot launch fast enough, a device that is busy, both, or memory: then it makes a
-step slower rather than faster, and pays where a larger batch does."""
+"""A switch relieves a host that cannot launch fast enough, a device that is busy, both, or memory. One that relieves memory makes a step
+slower rather than faster, and pays where a larger batch does."""
 
 
 class AskEnvironment(Frozen, tag=True):
@@ -94,7 +94,7 @@ class AskMetric(Frozen, tag=True):
     check: str
     """`file.py:function`, `package.module:function` or `pickle:PATH`: from a model to a number, higher is better."""
     baseline: float | None = None
-    """What it says about the workload without any recipe, where that is known already."""
+    """The check says this about the workload without any recipe, where that is known already."""
 
 
 class AskCeilings(Frozen, tag=True):
@@ -108,7 +108,7 @@ OperatorName = Literal["matmul", "conv", "attention", "norm", "elementwise"]
 
 
 class OperatorCase(Frozen):
-    """One operator at one size in one number format."""
+    """This is one operator at one size in one number format."""
 
     operator: OperatorName
     shape: tuple[int, ...]
@@ -159,7 +159,7 @@ class Checked(Frozen):
     usage: str | None = None
     """A mistake of the person: nothing can run."""
     fingerprint: str = ""
-    """What is known of the model before it is built: the version of its library, a hash of the user's files."""
+    """This holds what is known of the model before it is built, such as the version of its library or a hash of the user's files."""
     capabilities: Capabilities = Capabilities()
     """These are those of the spec's recipe."""
 
@@ -173,7 +173,7 @@ class HealthItem(Frozen):
 
     name: str
     ok: bool | None
-    """None: absent, and only needed for some features."""
+    """It is None if the thing is absent and only needed for some features."""
     seen: str
     mend: str = ""
 
@@ -184,7 +184,7 @@ class Health(Frozen, tag=True):
 
 
 class SwitchNeed(Frozen):
-    """What a switch needs, always or once another is in the recipe too."""
+    """A switch needs this, always or once another is in the recipe too."""
 
     wants: tuple[str, ...]
     """One of these must be in the recipe as well, each as `name` or `name:argument`."""
@@ -202,20 +202,20 @@ class SwitchChoice(Frozen):
     """One switch as the tuner may put it into a recipe."""
 
     switch: str
-    """As it stands in a recipe: `fp16`, `compile:freeze`."""
+    """It is written as in a recipe: `fp16`, `compile:freeze`."""
     family: str
     """A recipe has at most one switch of a family."""
     relieves: Relief = "device"
     excludes: tuple[str, ...] = ()
-    """Switches (`compile`, or only `compile:reduce-overhead`) it cannot stand beside; both sides of an exclusion tell it."""
+    """It cannot stand beside these switches (`compile`, or only `compile:reduce-overhead`). Both sides of an exclusion tell it."""
     needs: tuple[SwitchNeed, ...] = ()
     """For the task that was asked about."""
     refusal: Note | None = None
     """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
     capabilities: Capabilities = Capabilities()
-    """What quantizes is never tried unless asked for."""
+    """A switch that quantizes is never tried unless asked for, and this tells which do."""
     leaves_program: bool = False
-    """What was compiled without it serves with it too: a recipe that only adds it finds the caches warm."""
+    """If True, programs that were compiled without the switch serve with it too: a recipe that only adds it finds the caches warm."""
     is_slow_to_prepare: bool = False
     """Minutes rather than seconds: only for those who have them."""
     prepare_s: float | None = None
@@ -263,7 +263,7 @@ class CeilingsAnswer(Frozen, tag=True):
 class OperatorTimes(Frozen, tag=True):
     rows: tuple[OperatorTime, ...]
     notes: tuple[Note, ...] = ()
-    """What a model calls and was not timed."""
+    """They name what a model calls and was not timed."""
 
 
 Sharing = Literal["alone", "shares", "helps"]
@@ -272,18 +272,18 @@ each compiles some. `helps`: the same, and nothing else is prepared."""
 
 
 class Prepare(Frozen, tag=True):
-    """Build the workload, apply the recipe, check its numerics, reach the steady state."""
+    """Asks to build the workload, apply the recipe, check its numerics, and reach the steady state."""
 
     spec: RunSpec
     bare: bool = False
     """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
     modules: bool = False
-    """Count the work module by module."""
+    """If True, the work is counted module by module."""
     sharing: Sharing = "alone"
 
 
 class Measure(Frozen, tag=True):
-    """Run one timed block."""
+    """Asks to run one timed block."""
 
     kind: BlockKind
     seconds: float
@@ -291,14 +291,14 @@ class Measure(Frozen, tag=True):
     settle_seconds: float = 0.02
     round: int = 0
     turn: int | None = None
-    """Which of the processors that may be used issues the steps, counted round and round; None: whichever the system chooses."""
+    """It says which of the processors that may be used issues the steps, counted round and round. With None the system chooses."""
 
 
 class Profile(Frozen, tag=True):
-    """Capture a trace of a few steps, outside every timed block."""
+    """Asks to capture a trace of a few steps, outside every timed block."""
 
     path: str
-    """Where the gzipped Chrome trace is to be written; with `outside`, where the other profiler writes."""
+    """The gzipped Chrome trace is to be written here. With `outside`, the other profiler writes here."""
     wait: int = 1
     warmup: int = 2
     active: int = 3
@@ -306,16 +306,16 @@ class Profile(Frozen, tag=True):
     memory: bool = False
     stacks: bool = False
     outside: bool = False
-    """A profiler in front of the worker looks on: only run the steps and mark them for it."""
+    """If True, a profiler in front of the worker looks on: the bench then only runs the steps and marks them for it."""
     modules: bool = False
     """Mark every module of the forward pass. A recipe that dissolves modules (compiled, recorded) has no such marks."""
 
 
 class TrainEpoch(Frozen, tag=True):
-    """Train one epoch on the data and validate; progress comes on the way."""
+    """Asks to train one epoch on the data and to validate. Progress is sent on the way."""
 
     number: int
-    """From 1."""
+    """Epochs are counted from 1."""
     loader_timeout_s: float = 0.0
     """The loader may keep the training waiting for so long."""
 
@@ -355,7 +355,7 @@ class Squeeze(Frozen, tag=True):
 
 
 class Close(Frozen, tag=True):
-    """End the session."""
+    """Asks to end the session."""
 
 
 class Ask(Frozen, tag=True):
@@ -368,7 +368,7 @@ Request = Prepare | Measure | TrainEpoch | Feed | Load | Profile | AllReduce | W
 
 
 class TrainingProgress(Frozen):
-    """Where a training is."""
+    """This says where a training is."""
 
     epoch: int
     epochs: int
@@ -376,12 +376,12 @@ class TrainingProgress(Frozen):
     steps: int
     """In this epoch; 0: unknown, because the user's loader does not say how long it is."""
     loss: float | None = None
-    """Mean over the epoch so far, a moment ago."""
+    """This was the mean over the epoch so far, a moment ago."""
     samples_per_s: float | None = None
 
 
 class Progress(Frozen, tag=True):
-    """Where the bench is; also tells where a crash happened."""
+    """This says where the bench is, and so also where a crash happened."""
 
     stage: str
     detail: str = ""
@@ -425,7 +425,7 @@ class AllReduced(Frozen, tag=True):
 
 
 class Hello(Frozen, tag=True):
-    """The first word of a rank, to the process that waits for all of them."""
+    """This is the first word of a rank, to the process that waits for all of them."""
 
     rank: int
     world: int

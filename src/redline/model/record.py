@@ -1,4 +1,4 @@
-"""What was measured. Records are frozen; raw samples stay, summaries are derived from them elsewhere."""
+"""Records say what was measured. They are frozen: raw samples stay, and summaries are derived from them elsewhere."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ BENCHMARK_VERSION = "1"
 
 FailureKind = Literal["oom", "compile", "unsupported", "numerics", "timeout", "crash", "user"]
 FailureScope = Literal["switch", "pair", "recipe"]
-"""What a failure rules out for this workload on this device: a switch in any recipe, two switches together, or only the
-recipe that failed."""
+"""A failure rules this out for this workload on this device: a switch in any recipe, two switches together, or only the recipe that
+failed."""
 BlockKind = Literal["latency", "throughput"]
 TimeKind = Literal["latency", "throughput", "ttft", "tpot", "energy"]
-"""What recipes are compared by: blocks of a kind, in generation the first token or the time per further token; or the
-joules of a step, which then stand where seconds do."""
+"""Recipes are compared by one of these: blocks of a kind, in generation the first token or the time per further token, or the joules of a
+step, which then stand where seconds do."""
 BatchOrigin = Literal["asked", "scaled", "declared", "source", "unknown", "guessed"]
 """How the batch is known. `asked`: the factory was told. `scaled`: the model answered for twice the items.
 `declared`: by batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took
 dimension 0 of the first tensor of the user's own inputs.
 """
 SecondInputs = Literal["drawn", "factory", "noise", "given"]
-"""Where the second inputs of the numerics came from: drawn freely, the user's factory called again, the user's own with
-a little noise, or, in older records, a function of the user's.
-"""
+"""The second inputs of the numerics came from here: they were drawn freely, the user's factory was called again, the user's own got a
+little noise, or, in older records, a function of the user's gave them."""
 StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"]
 """`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
 
@@ -48,17 +47,17 @@ class Failure(Frozen, omit_defaults=True):
     stage: str
     kind: FailureKind
     message: str
-    """One line for the table."""
+    """It is one line, for the table."""
     where: str = ""
-    """The line of the user's own code it came from, as `model.py:12 in forward`; empty where none was involved."""
+    """The failure came from this line of the user's own code, as `model.py:12 in forward`. It is empty where none was involved."""
     traceback: str = ""
     switches: tuple[str, ...] = ()
-    """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
+    """These switches caused it, as they stand in the recipe. With the scope `recipe` this is the first suspect, if there is any."""
     scope: FailureScope = "recipe"
     rank: Count | None = None
-    """With several ranks, the one that caused it; None where that is not known, or every rank failed alike."""
+    """With several ranks, this one caused it. It is None where that is not known, or where every rank failed alike."""
     notes: tuple[Note, ...] = ()
-    """What the bench could tell from the error beyond its kind."""
+    """They hold what the bench could tell from the error beyond its kind."""
 
     @property
     def told(self) -> str:
@@ -68,25 +67,25 @@ class Failure(Frozen, omit_defaults=True):
 
     @property
     def line(self) -> str:
-        """What broke, where and why, as the one line of a table."""
+        """Returns what broke, where and why, as the one line of a table."""
         return f"{self.kind} at {self.stage}: {self.told}"
 
     def brief(self) -> Failure:
-        """For a row of a table: without the traceback."""
+        """Returns the failure without the traceback, for a row of a table."""
         return msgspec.structs.replace(self, traceback="")
 
 
 class Capabilities(Frozen):
-    """What a switch, or a whole recipe, does to the program. The switch's own class says it; nothing is told by names."""
+    """This says what a switch, or a whole recipe, does to the program. The switch's own class says it; nothing is told by names."""
 
     compiles: bool = False
     """Builds another program from the model before the first step, which takes seconds or minutes, and fuses operators."""
     records_graph: bool = False
     """The device replays a recorded graph: the host launches one thing instead of hundreds."""
     refuses_graph: bool = False
-    """Its program cannot be recorded into a graph of the whole step."""
+    """If True, its program cannot be recorded into a graph of the whole step."""
     dissolves_modules: bool = False
-    """Modules and operators no longer run one by one, so time cannot be told by module or by kind of operator."""
+    """If True, modules and operators no longer run one by one, so time cannot be told by module or by kind of operator."""
     folds_norms: bool = False
     """BatchNorm with fixed statistics is part of the layer before it."""
     scales_loss: bool = False
@@ -105,25 +104,25 @@ SECONDS = ("import_s", "start_s", "build_s", "first_call_s", "compile_s")
 
 
 class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in SECONDS}):
-    """What happened before the steady state. Documents call the whole `cold_start_s` and its parts without the unit."""
+    """These are the seconds that passed before the steady state. Documents call the whole `cold_start_s` and its parts without the unit."""
 
     import_s: Seconds | None = None
-    """Importing torch; in a forked worker, what the supervisor paid once."""
+    """Importing torch took so long. In a forked worker this is what the supervisor paid once."""
     start_s: Seconds | None = None
-    """The time from the request to a worker that answers."""
+    """It took so long from the request to a worker that answers."""
     build_s: Seconds | None = None
-    """Model made and moved to the device."""
+    """Making the model and moving it to the device took so long."""
     first_call_s: Seconds | None = None
-    """The first step under the recipe, compiling included."""
+    """The first step under the recipe took so long, compiling included."""
     compile_s: Seconds | None = None
-    """The compiler's share of it, where the recipe compiles."""
+    """The compiler's share of it is this, where the recipe compiles."""
     compile_cache: Literal["cold", "warm", "mixed"] | None = None
     graph_breaks: Count | None = None
-    """Where the compiler had to stop and begin again; None where the recipe does not compile."""
+    """The compiler had to stop and begin again so often. It is None where the recipe does not compile."""
     contended: bool = False
     """Others were prepared at the same time: alone, these seconds would have been fewer."""
     shared: bool = False
-    """Other processes compiled some of its blocks at the same time: alone, compiling would have taken longer."""
+    """If True, other processes compiled some of its blocks at the same time: alone, compiling would have taken longer."""
 
 
 TOLERANCE_OVER_FLOOR = 4.0
@@ -150,32 +149,32 @@ class Numerics(Frozen):
     top1_agreement: float | None = None
     finite: bool = True
     equal_share: float | None = None
-    """Share of the integers, booleans and texts in the output that equal the reference's; None where there are none."""
+    """This share of the integers, booleans and texts in the output equals the reference's. It is None where there are none."""
     by_equality: bool = False
     """The output holds nothing else that depends on the input: the error is the share that is unequal, over the share
     that another input changes."""
     degenerate: bool = False
-    """The reference carries no signal to compare with, or the number format cannot resolve it."""
+    """If True, the reference carries no signal to compare with, or the number format cannot resolve it."""
     floor: float | None = None
-    """Error of fp32 arithmetic on weights and inputs rounded to the recipe's number format."""
+    """This is the error of fp32 arithmetic on weights and inputs rounded to the recipe's number format."""
     tolerance: float | None = None
     passed: bool = False
     reason: Note | None = None
     second_inputs: SecondInputs | None = None
     """None where outputs were compared on one set of inputs alone, and for loss paths."""
     greedy_tokens: int | None = None
-    """Generation: how many new tokens were compared."""
+    """For a generation, this says how many new tokens were compared."""
     greedy_agreed: int | None = None
-    """As many of those, from the first on, were the same in all sequences."""
+    """So many of those, from the first on, were the same in all sequences."""
     steps: int | None = None
-    """Length of the loss path."""
+    """It is the length of the loss path."""
     losses: tuple[float | None, ...] = ()
     reference_losses: tuple[float | None, ...] = ()
     sketch: tuple[float, ...] = ()
-    """Of strict fp32's outputs, or of what a function returned: a few random projections, by which the outputs of two
-    commits are compared. Empty where they are not finite, or not the same when asked twice."""
+    """These are a few random projections of strict fp32's outputs, or of what a function returned, by which the outputs of two commits are
+    compared. It is empty where they are not finite, or not the same when asked twice."""
     sketch_signal: float | None = None
-    """The size of what varies in those outputs."""
+    """This is the size of what varies in those outputs."""
 
     @property
     def is_compared(self) -> bool:
@@ -194,14 +193,14 @@ class Numerics(Frozen):
 
 class DeviceInfo(Frozen):
     kind: str
-    """`cpu`, `cuda` or `rocm`."""
+    """This is `cpu`, `cuda` or `rocm`."""
     index: int | None = None
     name: str = ""
     uuid: str | None = None
     driver: str | None = None
     memory_bytes: Count | None = None
     capability: str | None = None
-    """Compute capability, or the gfx architecture on AMD."""
+    """This is the compute capability, or the gfx architecture on AMD."""
     multiprocessors: Count | None = None
     power_limit_w: Figure | None = None
     max_clock_hz: Figure | None = None
@@ -210,7 +209,7 @@ class DeviceInfo(Frozen):
 
 
 class Environment(Frozen):
-    """Everything worth knowing about the place of a measurement."""
+    """This holds everything worth knowing about the place of a measurement."""
 
     device: DeviceInfo
     hostname: str = ""
@@ -226,42 +225,42 @@ class Environment(Frozen):
     threads: Count | None = None
     interop_threads: Count | None = None
     versions: dict[str, str] = {}
-    """torch, torchvision, cuda, hip, cudnn, triton: those that are there."""
+    """These are the versions of torch, torchvision, cuda, hip, cudnn and triton, as far as those are there."""
     flags: dict[str, str] = {}
-    """Global switches of torch as they stood while measuring."""
+    """These are the global switches of torch as they stood while measuring."""
     variables: dict[str, str] = {}
-    """Environment variables that change speed."""
+    """These environment variables change speed."""
     git_commit: str | None = None
     git_dirty: bool | None = None
     git_committed_at: float | None = None
-    """When the commit was made, in seconds since the epoch."""
+    """The commit was made then, in seconds since the epoch."""
     neighbours: tuple[str, ...] = ()
-    """Other processes seen on the GPU when the bench was opened."""
+    """These other processes were seen on the GPU when the bench was opened."""
 
 
 class Memory(Frozen):
-    """Never one word for all. None where the device has no such figure."""
+    """Memory has many meanings, so each figure says which it is. It is None where the device has no such figure."""
 
     peak_allocated_bytes: Count | None = None
-    """What the model's tensors took."""
+    """The model's tensors took so much at most."""
     peak_reserved_bytes: Count | None = None
-    """What the allocator took from the device: this must fit."""
+    """The allocator took so much from the device at most. This must fit."""
     context_bytes: int | None = None
-    """The driver's view minus reserved: context and libraries."""
+    """This is the driver's view minus what is reserved: the context and libraries."""
     peak_rss_bytes: Count | None = None
     peak_private_bytes: Count | None = None
-    """CPU: the most the worker has held for itself since it began; what a memory limit counts."""
+    """On a CPU, this is the most that the worker has held for itself since it began. A memory limit counts this."""
     allocator_retries: Count | None = None
     resident_bytes: Count | None = None
-    """Held between two steps: weights, optimizer state, inputs."""
+    """So much is held between two steps: weights, optimizer state, inputs."""
     limit_bytes: Count | None = None
-    """The most there was to be had: the cap that was asked for, or what was free."""
+    """No more than this was to be had: it is the cap that was asked for, or what was free."""
     needed_bytes: Count | None = None
-    """The least with which a step still ran, where that was tried; the allocator likes to take more."""
+    """This is the least with which a step still ran, where that was tried. The allocator likes to take more."""
 
 
 class TelemetrySample(Frozen):
-    """One look at the device while a block ran."""
+    """This is one look at the device while a block ran."""
 
     at_s: Seconds
     """Seconds since the block began."""
@@ -279,46 +278,46 @@ class TelemetrySample(Frozen):
 
 class WorkloadInfo(Frozen):
     source: str
-    """torchvision, builtin, timm, hf, user or live."""
+    """This is torchvision, builtin, timm, hf, user or live."""
     class_name: str
     parameters: Count
     items_per_step: Items
-    """What throughput counts: the batch, the items that were declared, or 1 where the batch is unknown."""
+    """Throughput counts so many items per step: the batch, the items that were declared, or 1 where the batch is unknown."""
     item: str = "item"
-    """What is counted: img, seq, item, or step where the batch is unknown."""
+    """This is what is counted: img, seq, item, or step where the batch is unknown."""
     batch: Items | None = None
-    """None: unknown."""
+    """It is None if the batch is unknown."""
     batch_from: BatchOrigin = "unknown"
     input_shapes: tuple[str, ...] = ()
-    """With their dtypes: `32×3×224×224 float32`."""
+    """They are shown with their dtypes, as in `32×3×224×224 float32`."""
     image_size: int | None = None
-    """Pixels per side of the pictures Redline made; None for other inputs, and for pictures that are no squares."""
+    """The pictures Redline made have so many pixels per side. It is None for other inputs, and for pictures that are no squares."""
     sequence_length: int | None = None
-    """Tokens or samples per sequence that Redline made."""
+    """The sequences Redline made have so many tokens or samples each."""
     loss: str = ""
-    """Training: what was trained on; empty where that is not known yet."""
+    """In training, this names the loss that was trained on. It is empty where that is not known yet."""
     optimizer: str = ""
-    """Training: the module's own, where it brings one."""
+    """In training, this is the module's own optimizer, where it brings one."""
     model_hash: str = ""
     input_hash: str = ""
     notes: tuple[Note, ...] = ()
 
 
 class RankInfo(Frozen):
-    """One of several ranks that worked together."""
+    """This is one of several ranks that worked together."""
 
     rank: Items
     host: str
     local_rank: Items
-    """Counted from 0 on every machine."""
+    """It is counted from 0 on every machine."""
     device: DeviceInfo
     items_per_step: Items
-    """Its share of a step."""
+    """This is its share of a step."""
     threads: Count | None = None
 
 
 class Warmup(Frozen):
-    """The way to the steady state, kept whole."""
+    """This is the way to the steady state, kept whole."""
 
     samples: tuple[Seconds, ...] = ()
     seconds: Seconds = 0.0
@@ -335,38 +334,38 @@ class Prepared(Frozen):
     numerics: Numerics
     warmup: Warmup
     memory: Memory
-    """Peaks of building, checking and warming up; blocks carry their own."""
+    """These are the peaks of building, checking and warming up. Blocks carry their own."""
     recipe_notes: tuple[Note, ...] = ()
-    """What switches did or could not do; each is about its switch."""
+    """They say what switches did or could not do. Each is about its switch."""
     switches: dict[str, Capabilities] = {}
-    """What each switch of the recipe does to the program, by switch."""
+    """This says for each switch of the recipe what it does to the program."""
     step_synchronises: bool | None = None
-    """Whether one step waits for the device by itself: issue time then says nothing about the host."""
+    """If True, one step waits for the device by itself, and issue time then says nothing about the host."""
     operators_share: float | None = None
     """The share of an eager step on a CPU that is spent in operators; the rest is Python. None where it was not looked at."""
     isolated: bool = True
     applicable: tuple[str, ...] = ()
-    """Recipes that model and device allow, the most promising first; none of them was run."""
+    """Model and device allow these recipes, the most promising first. None of them was run."""
     work: WorkCount | None = None
-    """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
+    """These are the FLOPs and bytes of one step under this recipe's number formats. It is None where they were not counted."""
     data: DataInfo | None = None
-    """For a training on data."""
+    """A training on data has this."""
     ranks: tuple[RankInfo, ...] = ()
-    """With several ranks, each. The batch and the items per step are those of all of them; work, times and memory are
-    those of rank 0."""
+    """With several ranks, this has each. The batch and the items per step are those of all of them; work, times and memory are those of
+    rank 0."""
     gradient_bytes: Count | None = None
-    """What each rank sends per training step."""
+    """Each rank sends so much per training step."""
     generation: GenerationInfo | None = None
-    """For a generation."""
+    """A generation has this."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """For the whole recipe."""
+        """Returns what the whole recipe does to the program."""
         return Capabilities.together(self.switches.values())
 
 
 class RankBlock(Frozen):
-    """What one of several ranks measured in a block."""
+    """This is what one of several ranks measured in a block."""
 
     rank: Items
     samples: tuple[Seconds, ...]
@@ -379,53 +378,54 @@ class RankBlock(Frozen):
 
 
 class Block(Frozen):
-    """Timed steps in a row."""
+    """A block is a number of timed steps in a row."""
 
     kind: BlockKind
     clock: Literal["host", "device"]
     samples: tuple[Seconds, ...]
-    """Seconds per step; with the device clock from one step's end to the next, waiting included."""
+    """These are seconds per step. With the device clock they go from one step's end to the next, waiting included."""
     steps_per_sample: Items = 1
     """Above 1 each sample is the mean of so many steps: a GPU's marks would make short steps longer."""
     settling: tuple[Seconds, ...] = ()
-    """Steps of the block's first moments, kept apart."""
+    """These steps of the block's first moments are kept apart."""
     issue_s: tuple[Seconds, ...] = ()
-    """Host seconds to issue each step, settling steps first; empty where nothing runs asynchronously."""
+    """The host took so many seconds to issue each step, settling steps first. It is empty where nothing runs asynchronously."""
     phases: dict[str, tuple[Seconds, ...]] = {}
-    """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode, one per sample.
-    In a run these are further steps, and on data one step of ten, because marks would make the timed ones longer."""
+    """For a training these are the seconds per step in forward, backward and optimizer. For a generation they are those in prefill and
+    decode, one per sample. In a run these are further steps, and on data one step of ten, because marks would make the timed ones
+    longer."""
     alone: dict[str, tuple[Seconds, ...]] = {}
-    """Several ranks that average gradients: seconds per phase of further steps in which this rank waited for no other. In all
+    """For several ranks that average gradients, these are the seconds per phase of further steps in which this rank waited for no other. In all
     other steps every rank takes as long as the slowest."""
     token_s: tuple[Seconds, ...] = ()
-    """Generation: seconds from each token to the next, of all samples in a row."""
+    """For a generation, these are the seconds from each token to the next, of all samples in a row."""
     token_issue_s: tuple[Seconds, ...] = ()
-    """Generation: host seconds to issue the first decode step of each sample, before the device holds the host up."""
+    """For a generation, these are the host seconds to issue the first decode step of each sample, before the device holds the host up."""
     wall_s: Seconds = 0.0
     cpu_s: Seconds | None = None
-    """CPU seconds of the worker meanwhile, all its threads together."""
+    """The worker took so many CPU seconds meanwhile, all its threads together."""
     waited_s: Seconds | None = None
-    """Seconds that its threads were ready to run and had no processor; None where the system does not tell."""
+    """For so many seconds its threads were ready to run and had no processor; None where the system does not tell."""
     others_cpu_s: Seconds | None = None
-    """CPU seconds of everything else on the machine meanwhile."""
+    """Everything else on the machine took so many CPU seconds meanwhile."""
     busiest: tuple[str, ...] = ()
-    """The busiest of the others, with their share."""
+    """These are the busiest of the others, with their share."""
     started_at: Moment = 0.0
     round: Items = 0
     """Blocks of sibling sessions with the same round were measured next to each other."""
     solo: bool = False
-    """Timed before any sibling session ran, where siblings were to come; the others are contended."""
+    """If True, it was timed before any sibling session ran, where siblings were to come. The other blocks are contended."""
     memory: Memory = Memory()
     energy_j: Figure | None = None
-    """With several ranks, all together."""
+    """With several ranks, this is the energy of all together."""
     telemetry: tuple[TelemetrySample, ...] = ()
     ranks: tuple[RankBlock, ...] = ()
-    """With several ranks, each; the block itself is that of the slowest."""
+    """With several ranks, this has each. The block itself is that of the slowest."""
     unit: Literal["s"] = "s"
 
 
 class TraceRef(Frozen):
-    """Where a captured trace lies and what capturing cost, the profiler's start and the writing included."""
+    """This says where a captured trace lies and what capturing cost, the profiler's start and the writing included."""
 
     path: str
     """Empty where the file is not in the folder of the history that the record came from; it is not opened then."""
@@ -433,19 +433,19 @@ class TraceRef(Frozen):
     capture_s: Seconds
     bytes: Count
     others: tuple[str, ...] = ()
-    """The traces of further ranks, in their order."""
+    """These are the traces of further ranks, in their order."""
 
 
 class Closed(Frozen):
-    """The last word of a session."""
+    """This is the last word of a session."""
 
     memory: Memory = Memory()
     printed: str = ""
-    """The last lines that the worker, the model in it and libraries below them printed."""
+    """The worker, the model in it and libraries below them printed these last lines."""
 
 
 DATA_PHASE = "data"
-"""The phase in which a step waits for its batch. The other phases are those of the training step."""
+"""In this phase a step waits for its batch. The other phases are those of the training step."""
 FedPart = Literal["loader", "model", "together"]
 LastBatchFate = Literal["none", "run", "run eagerly", "dropped"]
 
@@ -457,19 +457,19 @@ class DataInfo(Frozen):
     train_samples: int
     val_samples: int
     classes: int | None = None
-    """None: the targets are no classes."""
+    """It is None if the targets are no classes."""
     shape: tuple[int, ...] = ()
-    """The shape of one sample as the model sees it."""
+    """One sample has this shape as the model sees it."""
     fingerprint: str = ""
     """It is made of names, sizes and the first samples, and says whether two trainings saw the same data."""
     stem: Stem | None = None
-    """For a ResNet; None for other models."""
+    """A ResNet has a stem. It is None for other models."""
     steps_per_epoch: int = 0
     last_batch: int = 0
-    """Samples in the smaller batch that ends an epoch; 0: all are whole."""
+    """The smaller batch that ends an epoch has so many samples. With 0 all are whole."""
     last_batch_fate: LastBatchFate = "none"
     learning_rate: float = 0.0
-    """The highest of the schedule."""
+    """This is the highest of the schedule."""
     workers: int = 0
     augment: Augment = "none"
     random_labels: bool = False
@@ -477,49 +477,49 @@ class DataInfo(Frozen):
 
 
 class Epoch(Frozen):
-    """One pass over the training set, and over the held-out set after it."""
+    """An epoch is one pass over the training set, and over the held-out set after it."""
 
     number: int
-    """From 1."""
+    """Epochs are counted from 1."""
     seconds: float
-    """Training and validation, by the wall clock."""
+    """This is the time of training and validation, by the wall clock."""
     train_s: float
     steps: int
     samples: int
-    """Trained on."""
+    """It was trained on so many samples."""
     train_loss: float | None
-    """Mean over the epoch; None: not finite."""
+    """This is the mean over the epoch. It is None if it is not finite."""
     validation_s: float = 0.0
     val_loss: float | None = None
     val_accuracy: float | None = None
     val_judged: int = 0
-    """Held-out targets that the accuracy is a share of."""
+    """The accuracy is a share of so many held-out targets."""
     val_most_frequent: float | None = None
-    """The share of the most frequent class among them: the accuracy of always naming that one."""
+    """This is the share of the most frequent class among them: the accuracy of always naming that one."""
     val_batches: int = 0
     val_batches_not_finite: int = 0
-    """Held-out batches whose loss was no number; the validation loss is then unknown."""
+    """So many held-out batches had a loss that was no number. The validation loss is then unknown."""
     trainable: int = 0
-    """Tensors that the optimizer may change."""
+    """The optimizer may change so many tensors."""
     unchanged: int = 0
-    """How many of them were the same after the epoch as before."""
+    """So many of them were the same after the epoch as before."""
     learning_rate: float = 0.0
-    """Of the last step."""
+    """This is that of the last step."""
     phases_s: dict[str, float] = {}
-    """Seconds of all steps together, by phase; `data` is waiting for batches. The other phases are timed in some of the steps,
-    and divide the time of all."""
+    """These are the seconds of all steps together, by phase; `data` is waiting for batches. The other phases are timed in some of the
+    steps, and divide the time of all."""
     host_wait_s: float = 0.0
-    """Host seconds blocked on the loader: on a GPU they need not hold it up."""
+    """The host was blocked on the loader for so long. On a GPU this need not hold the device up."""
     gradient_scale: float | None = None
-    """GradScaler's, at the end; None where gradients are not scaled."""
+    """This is GradScaler's scale at the end. It is None where gradients are not scaled."""
     peak_bytes: int | None = None
-    """What must fit: reserved by the allocator, on a CPU the resident memory."""
+    """So much must fit: on a GPU what the allocator reserved, on a CPU the resident memory."""
     utilisation: float | None = None
-    """Mean of the looks at the device."""
+    """This is the mean of the looks at the device."""
     energy_j: float | None = None
-    """During training only, as is the utilisation."""
+    """It was measured during training only, as was the utilisation."""
     is_cut: bool = False
-    """Ended before its last batch, because the time was over."""
+    """If True, the epoch ended before its last batch, because the time was over."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -571,16 +571,16 @@ class Fed(Frozen):
 
 
 PHASES = ("data", "copy", "forward", "backward", "optimizer", "acting", "saving", "other")
-"""What the time of a watched step is split into; together they are all of it."""
+"""The time of a watched step is split into these. Together they are all of it."""
 
 
 class WatchFinding(Frozen):
-    """Something that costs time or memory in a watched script, and what to change about it."""
+    """This is something that costs time or memory in a watched script, with what to change about it."""
 
     code: str
     text: str
     change: str
-    """In the script."""
+    """This is to be changed in the script."""
     gain_bound: Figure
     """How many times faster the steps can become at most; 1 where it is not about speed."""
 
@@ -589,72 +589,72 @@ class Window(Frozen):
     """A few steps that were profiled while the script ran."""
 
     at_s: Seconds
-    """Since the first step."""
+    """It is counted from the first step."""
     step: Count
     steps: Count
     step_s: Seconds | None = None
-    """Median of the steps around it, without the profiler."""
+    """This is the median of the steps around it, without the profiler."""
     trace: str = ""
     """Relative to the history's folder; empty where it was not kept."""
     top: tuple[str, ...] = ()
-    """The codes of its findings, the most costly first."""
+    """These are the codes of its findings, the most costly first."""
 
 
 class Rates(Frozen):
-    """How fast a training goes, and where its time goes. Some steps do not count: those that compile or are profiled."""
+    """This says how fast a training goes, and where its time goes. Some steps do not count: those that compile or are profiled."""
 
     steps: Count = 0
     samples: Figure = 0.0
-    """Over all ranks."""
+    """They are counted over all ranks."""
     steps_per_s: Figure | None = None
-    """Of the steps that count."""
+    """This is the rate of the steps that count."""
     whole_steps_per_s: Figure | None = None
-    """Of all steps, over the whole run."""
+    """This is the rate of all steps, over the whole run."""
     samples_per_s: Figure | None = None
     counted_s: Seconds = 0.0
     """The steps that count took so long."""
     shares: dict[str, Figure] = {}
-    """Of the time of the steps that count."""
+    """These are shares of the time of the steps that count."""
     host_shares: dict[str, Figure] = {}
-    """The same by the host's clock, while the device may be busy with something else."""
+    """These are the same by the host's clock, while the device may be busy with something else."""
     run_s: dict[str, Figure] = {}
-    """Seconds of the whole run: by phase for the steps that count, with validation, first steps and profiling."""
+    """These are the seconds of the whole run: by phase for the steps that count, with validation, first steps and profiling."""
     device_clock: bool = False
-    """The shares are of the device's time, not of the host's."""
+    """If True, the shares are of the device's time, not of the host's."""
     first_step_s: Seconds | None = None
     first_steps: Count = 0
-    """Leading steps that are left out of the rate."""
+    """So many leading steps are left out of the rate."""
     outliers: Count = 0
-    """Steps of more than twice the median."""
+    """So many steps took more than twice the median."""
     outlier_share: Figure | None = None
-    """Share of the time that they took beyond the median."""
+    """This is the share of the time that they took beyond the median."""
     loss: Figure | None = None
-    """The last one seen."""
+    """This is the last one seen."""
 
 
 class Watched(Rates):
-    """A training script that ran under `redline watch`, or a loop inside `redline.watch()`."""
+    """This is a training script that ran under `redline watch`, or a loop inside `redline.watch()`."""
 
     command: tuple[str, ...] = ()
     exit_code: int | None = None
-    """Minus the signal's number where a signal ended it; None within a program that goes on."""
+    """It is minus the signal's number where a signal ended the script, and None within a program that goes on."""
     started_at: Moment = 0.0
     seconds: Seconds = 0.0
-    """From the first step's beginning to the last one's end."""
+    """It lasted so long from the first step's beginning to the last one's end."""
     ranks: Count = 1
     paused_s: Seconds = 0.0
-    """Evaluation between steps, and what profiling took."""
+    """Evaluation between steps and profiling took so long."""
     gpu_utilisation: Figure | None = None
     energy_j: Figure | None = None
     power_w: Figure | None = None
     peak_bytes: Count | None = None
-    """Reserved on a GPU; on a CPU the resident memory of all its processes."""
+    """On a GPU this is what was reserved, on a CPU the resident memory of all its processes."""
     findings: tuple[WatchFinding, ...] = ()
     windows: tuple[Window, ...] = ()
 
 
 class RunRecord(Frozen):
-    """One measured thing, whole."""
+    """A record is one measured thing, whole."""
 
     id: str
     spec: RunSpec

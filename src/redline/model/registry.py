@@ -70,7 +70,7 @@ class Registry(Generic[T]):
             raise
 
     def _register_plug_in(self, entry: EntryPoint) -> None:
-        """The error for a plug-in that cannot be loaded names it: the fault is in its code."""
+        """Registers what a plug-in brings. If it cannot be loaded, the error names the plug-in, because the fault is in its code."""
         try:
             self.register(entry.name)(entry.load())
         except Exception as error:

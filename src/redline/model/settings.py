@@ -26,25 +26,25 @@ WHICH, WAY = "Which records", "How it is done"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a setting beside its name, its type and its default."""
+    """This holds what is known of a setting beside its name, its type and its default."""
 
     doc: str
     short: str = ""
-    """A second name on the command line, such as `-b`."""
+    """It is a second name on the command line, such as `-b`."""
     option: str = ""
-    """The name on the command line where that is not the field's own."""
+    """It is the name on the command line where that is not the field's own."""
     group: str = HOW
-    """Under which heading the help shows it."""
+    """The help shows the setting under this heading."""
     shape: str = ""
-    """What the help shows for its value; by default the choices or the type."""
+    """The help shows this for its value. By default it shows the choices or the type."""
     is_argument: bool = False
-    """A word of the command line that needs no option's name."""
+    """If True, it is a word of the command line that needs no option's name."""
     kind: Any = None
-    """The type of what a person gives, where old records may hold another."""
+    """It is the type of what a person gives, where old records may hold another."""
     least: float | None = None
     most: float | None = None
     read: Callable[[str, Any], Any] | None = None
-    """Turns the name and what a person wrote, such as 16GiB, into the value."""
+    """It turns the name and what a person wrote, such as 16GiB, into the value."""
 
 
 def setting(doc: str, **known: Any) -> Setting:
@@ -53,7 +53,7 @@ def setting(doc: str, **known: Any) -> Setting:
 
 @dataclass(frozen=True)
 class Declared:
-    """A setting with its name, its type without None, and its default."""
+    """This is a setting with its name, its type without None, and its default."""
 
     name: str
     kind: Any
@@ -77,7 +77,7 @@ class Declared:
         return get_origin(self.kind) in (list, tuple)
 
     def check(self, value: Any) -> None:
-        """Refuse a value outside of the choices or the range; the error names the setting, the rule and the value."""
+        """Refuses a value outside of the choices or the range. The error names the setting, the rule and the value."""
         if value is None:
             return
         if self.choices:
@@ -123,7 +123,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def check_settings(spec: Any) -> None:
-    """Refuse the first field of a spec that lies outside of its range."""
+    """Refuses the first field of a spec that lies outside of its range."""
     kind: Any = type(spec)
     for name, declared in settings_of(kind).items():
         declared.check(getattr(spec, name))

@@ -1,4 +1,4 @@
-"""What to measure. Specs are frozen, refuse unknown fields, and come from flags, from TOML files and from Python."""
+"""Specs say what to measure. They are frozen, refuse unknown fields, and come from flags, from TOML files and from Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OptionValue = bool | int | float | str
 Stem = Literal["imagenet", "cifar"]
 
 BASELINE = "baseline"
-"""The recipe without switches: strict fp32, eager."""
+"""This is the recipe without switches: strict fp32, eager."""
 
 DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
 """Defaults of generation."""
@@ -69,7 +69,7 @@ REMOVED_SWITCHES = {
     ),
     "expandable-segments": "set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment",
 }
-"""Switches that recipes of older records name, and what to use instead. `docs/results/switches.md` says why they went."""
+"""Recipes of older records name these switches, and the text says what to use instead. `docs/results/switches.md` says why they went."""
 
 
 def refuse_removed(switch: Switch) -> None:
@@ -112,10 +112,10 @@ class Recipe(Frozen):
 
 
 class WorkloadSpec(Frozen):
-    """Which model does what, on how much."""
+    """This says which model does what, on how much."""
 
     model: str
-    """A torchvision name, `timm:NAME`, `hf:NAME`, `path/to/file.py:factory` or `package.module:factory`."""
+    """This is a torchvision name, `timm:NAME`, `hf:NAME`, `path/to/file.py:factory` or `package.module:factory`."""
     task: Annotated[
         Task,
         setting(
@@ -174,7 +174,7 @@ class WorkloadSpec(Frozen):
         ),
     ] = None
     artifact: str | None = None
-    """Path of a cloudpickled (module, inputs, loss) for a live model; `model` then carries its name."""
+    """A live model has the path of its cloudpickled (module, inputs, loss) here; `model` then carries its name."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -187,7 +187,7 @@ class WorkloadSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """How long to measure, and when to stop. `for_effort` fills it in; single fields may be set by hand."""
+    """This says how long to measure, and when to stop. `for_effort` fills it in; single fields may be set by hand."""
 
     effort: Annotated[
         Effort,
@@ -202,14 +202,14 @@ class MeasureSpec(Frozen):
     """The same on a CPU, which is shared and never reaches 1 %."""
     min_samples: int = 30
     tail_samples: int = 130
-    """Inference goes on to this many latency samples within the ceiling, so that p95 (130) or p99 (662) exists."""
+    """Inference goes on until it has this many latency samples, within the ceiling, so that p95 (130) or p99 (662) exists."""
     max_seconds: float = 60.0
     """Ceiling on timed blocks per session; reaching it is recorded as the reason for stopping."""
     block_seconds: float = 0.25
     settle_seconds: float = 0.02
     """Steps in this first part of a block are kept apart: a neighbour's idle threads may still spin."""
     min_rounds: int = 8
-    """Interleaved rounds before a ratio gets an interval."""
+    """A ratio gets an interval only after this many interleaved rounds."""
     warmup_min_seconds: float = 1.0
     warmup_min_steps: int = 3
     warmup_max_seconds: float = 60.0
@@ -218,13 +218,14 @@ class MeasureSpec(Frozen):
     warmup_window_seconds: float = 0.5
     """And of at least this long: a slow drift does not show in a few milliseconds."""
     loss_path_steps: int = 20
-    """Training numerics compare the loss over this many steps."""
+    """The numerics of a training compare the loss over this many steps."""
     check_numerics: bool = True
-    """False leaves the comparison with fp32 out."""
+    """If False, the comparison with fp32 is left out."""
     sparing: bool = False
     """A trial near the edge of memory: nothing runs on the device that a plain loop would not run."""
     squeeze_memory: bool = False
-    """After timing, find the least memory with which the step still runs. Devices whose allocator can be capped only."""
+    """If True, the least memory with which the step still runs is looked for after timing. Only devices whose allocator can be capped allow
+    that."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -275,11 +276,11 @@ class LaunchSpec(Frozen):
     measure_timeout_s: float = 300.0
     """For one block; a block that takes this long hangs."""
     close_timeout_s: float = 20.0
-    """Seconds for a worker to exit after Close; a profiler in front of it may still have files to write."""
+    """A worker has so many seconds to exit after Close. A profiler in front of it may still have files to write."""
     command_prefix: tuple[str, ...] = ()
     """Put in front of a spawned interpreter: a vendor profiler, numactl."""
     folder: str = ""
-    """Where the worker stands, and whose modules it imports first: another checkout. Empty: where the command stands."""
+    """The worker stands in this other checkout, and imports its modules first. If it is empty, the worker stands where the command does."""
     python: str = ""
     """The interpreter of a spawned worker: that of another environment. Empty: the one that runs Redline."""
     memory_limit_bytes: int | None = None
@@ -289,7 +290,7 @@ class LaunchSpec(Frozen):
     """
 
     port: int | None = None
-    """Where the ranks on this machine meet; None: a free port."""
+    """The ranks on this machine meet at this port. With None a free port is chosen."""
     rendezvous: Annotated[
         str | None,
         setting(
@@ -321,10 +322,10 @@ LastBatch = Literal["run", "drop"]
 
 
 class DataSpec(Frozen):
-    """Which data a training sees, and how they reach the device."""
+    """This says which data a training sees, and how they reach the device."""
 
     name: str
-    """`cifar10`, `imagefolder`, `synthetic`, `synthetic-learnable`, or the user's own as `file.py:loaders`."""
+    """This is `cifar10`, `imagefolder`, `synthetic`, `synthetic-learnable`, or the user's own as `file.py:loaders`."""
     folder: Annotated[
         str | None,
         setting(
@@ -380,7 +381,7 @@ class DataSpec(Frozen):
 
 
 class TrainSpec(Frozen):
-    """A training on data, for epochs, to an accuracy."""
+    """This asks for a training on data, for epochs, to an accuracy."""
 
     data: DataSpec
     epochs: Annotated[int, setting("Number of epochs.", short="-e", least=1, most=MOST_ROWS)] = 1
@@ -434,9 +435,9 @@ class RunSpec(Frozen):
     ] = None
     seed: Annotated[int, setting("Seed for weights and inputs.", group=WHAT, least=SEEDS[0], most=SEEDS[1])] = 0
     train: TrainSpec | None = None
-    """Epochs on data instead of timed steps on one batch."""
+    """If given, epochs on data are run instead of timed steps on one batch."""
     load: LoadSpec | None = None
-    """Requests that arrive by themselves instead of timed steps one after the other."""
+    """If given, requests arrive by themselves, instead of timed steps one after the other."""
     ranks: Annotated[
         int,
         setting(
@@ -499,7 +500,7 @@ def _option_value(text: str) -> OptionValue:
             number = kind(text)
         except ValueError:
             continue
-        # What no message can carry, or is equal to nothing, stays what was written.
+        # A number stays the text that was written if no message can carry it, or if it is equal to nothing, as NaN is.
         fits = -(2**63) <= number < 2**63 if isinstance(number, int) else math.isfinite(number)
         return number if fits else text
     return text

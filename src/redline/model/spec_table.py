@@ -43,7 +43,7 @@ SHARED: Mapping[str, Declared] = {
 
 
 MOST_NESTED = 100
-"""Tables and lists inside each other in a TOML file; what Redline reads has four."""
+"""A TOML file may have so many tables and lists inside each other. What Redline reads has four."""
 
 
 def read_toml(path: Path, *, trust: bool = False) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def read_runs(
 
 
 ABOUT = ("title", "question", "name", "columns")
-"""What a file of runs says of itself, beside the settings of its runs."""
+"""A file of runs says these things of itself, beside the settings of its runs."""
 
 
 def refuse_too_many(count: int) -> None:
@@ -180,7 +180,7 @@ OF_TASK = {"optimizer": "train", "prompt": "generate", "new_tokens": "generate"}
 
 
 def for_tasks(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Drop settings of one task from runs of another. Where no run has the task, the setting is left to be refused."""
+    """Drops settings of one task from runs of another. Where no run has the task, the setting is left to be refused."""
     tasks = {table.get("task") for table in tables}
     return [
         {
@@ -267,7 +267,7 @@ def _launch_table(rest: dict[str, Any]) -> Any:
 
 
 def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
+    """Returns all tables as one. Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
     merged: dict[str, Any] = {}
     for table in tables:
         for name, value in table.items():

@@ -58,7 +58,7 @@ def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, exp
 
 
 def format_ratio(ratio: float) -> str:
-    """`0.82×`, and `0.0037×` rather than a zero."""
+    """Writes a ratio as `0.82×`, and a small one as `0.0037×` rather than as a zero."""
     return f"{ratio:.2f}×" if ratio >= 0.095 or not ratio > 0 else f"{ratio:.2g}×"
 
 
@@ -129,5 +129,5 @@ def printable(text: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """`1 thread`, `2 threads`."""
+    """Returns a count with its noun: `1 thread`, `2 threads`."""
     return f"{number} {what}{'s' if number != 1 else ''}"

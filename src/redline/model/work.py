@@ -1,4 +1,4 @@
-"""What a step has to do, what it was seen doing, and what a device can do at most: work, facts and ceilings."""
+"""This module says what a step has to do, what it was seen doing, and what a device can do at most: work, facts and ceilings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OperatorKind = Literal[
 """The same words as for the kernels of a trace, so that work and time can be set side by side."""
 
 PRODUCTS: frozenset[OperatorKind] = frozenset(("convolution", "matmul", "attention"))
-"""What a FLOP count means by FLOPs: multiplications with additions, two FLOPs for each. The rest has its own line."""
+"""A FLOP count counts the products of these kinds: multiplications with additions, two FLOPs for each. The rest has its own line."""
 
 NOT_COUNTED: frozenset[Code] = frozenset(("work-not-counted", "work-changes"))
 """Notes of a workload that say why its work was not counted."""
@@ -35,17 +35,17 @@ class OperatorWork(Frozen):
     name: str
     kind: OperatorKind
     number_format: str
-    """What it computes in: fp32, tf32, fp16, bf16, fp8, int8 …"""
+    """It computes in this: fp32, tf32, fp16, bf16, fp8, int8 …"""
     phase: WorkPhase
     calls: Count
     flops: Count
-    """Per call."""
+    """This counts one call."""
     bytes: Count
     """Per call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
 
 
 class ModuleWork(Frozen):
-    """A module with everything inside it."""
+    """This is a module with everything inside it."""
 
     path: str
     """As `named_modules` tells it; the model itself is the empty path."""
@@ -53,12 +53,12 @@ class ModuleWork(Frozen):
     params: Count
     calls: Count
     number_format: str
-    """Of most of its products."""
+    """Most of its products have this format."""
     flops: Count
-    """Products of the forward pass."""
+    """These are the products of the forward pass."""
     backward_flops: Count
     other_flops: Count
-    """Norms, elementwise work and reductions, forward and backward."""
+    """These are norms, elementwise work and reductions, forward and backward."""
     bytes: Count
     backward_bytes: Count
 
@@ -75,7 +75,7 @@ class WorkCount(Frozen):
 
     params: Count
     compulsory_bytes: Count
-    """What perfect fusion must still move: weights, inputs and outputs of the whole model once.
+    """Even perfect fusion must still move these bytes: weights, inputs and outputs of the whole model once.
 
     Training reads and writes weights and optimizer state instead of writing outputs.
     """
@@ -87,7 +87,7 @@ class WorkCount(Frozen):
     """Set where control flow depends on data: counted in one real forward, and why."""
     notes: tuple[Note, ...] = ()
     seconds: Seconds = 0.0
-    """What counting took."""
+    """Counting took so long."""
 
     @property
     def flops(self) -> int:
@@ -136,11 +136,11 @@ LayerKind = Literal["convolution", "linear", "attention", "batch-norm", "norm", 
 
 
 class LayerShare(Frozen):
-    """All layers of one kind that ran in the forward pass."""
+    """These are all layers of one kind that ran in the forward pass."""
 
     calls: Count
     share: float
-    """Share of the time that the operators of the forward pass took."""
+    """They took this share of the time of the operators of the forward pass."""
     kinds: Count = 0
     """Calls that differ in shapes or settings; 0 in old records."""
 
@@ -150,23 +150,23 @@ class OperatorShare(Frozen):
     kind: OperatorKind
     calls: Count
     share: float
-    """Share of the time that all operators of the step took."""
+    """They took this share of the time of all operators of the step."""
 
 
 class RepeatedBlock(Frozen):
-    """Modules of one class that run one after the other, none inside another: the layers of a network."""
+    """These are modules of one class that run one after the other, none inside another: the layers of a network."""
 
     class_name: str
     count: int
     share: float
-    """Share of the time that the operators of the forward pass took."""
+    """They took this share of the time of the operators of the forward pass."""
     kinds: int | None = None
-    """How many of them differ in what they compute, by shapes or by constants such as the rate of a dropout: each kind is
-    compiled by itself. None in old records."""
+    """So many of them differ in what they compute, by shapes or by constants such as the rate of a dropout. Each kind is compiled by
+    itself. It is None in old records."""
 
 
 class Facts(Frozen):
-    """What one real step of a workload did in strict fp32, eager. Switches say from this whether they are relevant."""
+    """This describes one real step of a workload in strict fp32, eager. Switches say from this whether they are relevant."""
 
     layers: dict[LayerKind, LayerShare] = {}
     """Kinds that did not run are missing."""
@@ -175,47 +175,47 @@ class Facts(Frozen):
     operators: tuple[OperatorShare, ...] = ()
     """Records of earlier versions have those here that took most of the time, the longest first."""
     kinds: dict[OperatorKind, float] = {}
-    """Share of the operators' time by kind, over the whole step."""
+    """These are the shares of the operators' time by kind, over the whole step."""
     launches: int = 0
-    """Operators in one step that put work on the device."""
+    """In one step, so many operators put work on the device."""
     double_share: float = 0.0
-    """Of the operators' time, what those take that compute with 64 bits."""
+    """Operators that compute with 64 bits take this share of the operators' time."""
     attention_backends: dict[str, tuple[str, ...]] = {}
-    """By number format (fp32, fp16, bf16): the backends that can do every attention of the model here."""
+    """For each number format (fp32, fp16, bf16), these backends can do every attention of the model here."""
     blocks: RepeatedBlock | None = None
-    """What takes most of the forward pass among blocks that repeat; None where nothing repeats."""
+    """Among blocks that repeat, these take most of the forward pass. It is None where nothing repeats."""
     reads: tuple[str, ...] = ()
-    """Where Python reads the values of tensors, for which it waits: `item in roi_heads (3)`."""
+    """Python reads the values of tensors in these places, and waits for them: `item in roi_heads (3)`."""
     synchronises: bool | None = None
-    """Whether a step waits for the device by itself; None where nothing runs ahead of the host."""
+    """If True, a step waits for the device by itself. It is None where nothing runs ahead of the host."""
     branches: bool = False
-    """Other inputs of the same shapes ran other operators."""
+    """If True, other inputs of the same shapes ran other operators."""
     varies_shapes: bool = False
-    """Other inputs of the same shapes gave the same operators other shapes."""
+    """If True, other inputs of the same shapes gave the same operators other shapes."""
     mutates: tuple[str, ...] = ()
     """Buffers, and other tensors the model holds, that the forward pass writes to."""
     accumulates: tuple[str, ...] = ()
-    """Of these, buffers of floating-point numbers to which it adds call by call, such as counters and moving averages: with
-    few bits they stop moving. Only looked at in inference."""
+    """Among these, it has the buffers of floating-point numbers to which the model adds call by call, such as counters and moving averages.
+    With few bits they stop moving. They are only looked for in inference."""
     draws_random_numbers: bool = False
     sparse_gradients: tuple[str, ...] = ()
     """Parameters whose gradients are sparse tensors in training: few optimizers and compilers take those."""
     strange_outputs: tuple[str, ...] = ()
     """Classes in its outputs that torch's pytree does not know: no program made from the model can return them."""
     step_s: float | None = None
-    """Seconds of one step in the steady state, waited for."""
+    """One step takes so many seconds in the steady state, if it is waited for."""
     host_s: float | None = None
-    """Seconds the host needs to issue one step; None where nothing runs ahead of the host."""
+    """The host needs so many seconds to issue one step; None where nothing runs ahead of the host."""
     device_s: float | None = None
-    """Seconds of one step in which the device has work, by the sum of its operators."""
+    """The device has work for so many seconds of one step, by the sum of its operators."""
     page_faults: float | None = None
-    """Pages that the kernel gave to one step, cleared: memory that is freed and asked for again. None with a GPU."""
+    """The kernel gave so many cleared pages to one step, for memory that is freed and asked for again. It is None with a GPU."""
     peak_bytes: int | None = None
-    """Device memory that the process held at most, its context included; None on a CPU."""
+    """The process held at most so much device memory, its context included. It is None on a CPU."""
     limit_bytes: int | None = None
     """Device memory that was free, or the cap that was asked for."""
     seconds: Seconds = 0.0
-    """What finding all this out took."""
+    """Finding all this out took so long."""
 
     @property
     def products_share(self) -> float:
@@ -227,22 +227,22 @@ class Ceilings(Frozen):
     """How fast this device is at its best, measured."""
 
     kind: str
-    """`cpu`, `cuda` or `rocm`."""
+    """This is `cpu`, `cuda` or `rocm`."""
     name: str
     driver: str | None
     torch: str | None
     threads: int | None
-    """For a CPU, whose limits they set; None elsewhere."""
+    """They set the limits of a CPU. It is None elsewhere."""
     flops_per_s: dict[str, Figure]
     """Matrix products by number format; a format the device does not have is missing."""
     copy_bytes_per_s: Figure
     """Read and written bytes together, of buffers that no cache holds."""
     launch_s: Seconds
-    """From one tiny operator to the next, issued from Python without waiting."""
+    """So long passes from one tiny operator to the next, issued from Python without waiting."""
     cache_bytes: int | None = None
     """The last cache in front of memory; None where the device does not tell."""
     shapes: dict[str, str] = {}
-    """Which matrix product reached the figure."""
+    """The figure of each format was reached by this matrix product."""
     measured_at: Moment = 0.0
     seconds: Seconds = 0.0
     usual: dict[str, float] = {}
@@ -277,7 +277,7 @@ class OperatorTime(Frozen):
     shape: str
     number_format: str
     calls: int = 1
-    """How often the model calls it in one forward."""
+    """The model calls it so often in one forward."""
     kind: OperatorKind = "other"
     samples: tuple[float, ...] = ()
     """Seconds per call, one of each burst."""
@@ -298,32 +298,32 @@ class MemoryHolder(Frozen):
     """Its path; empty for the model itself and for what no module made."""
     bytes: int
     category: MemoryCategory
-    """Of most of it."""
+    """Most of it belongs to this category."""
     line: str = ""
-    """Of the code that made most of it, where that is known: `model.py:12`."""
+    """This line of code made most of it, where that is known: `model.py:12`."""
 
 
 class MemoryPoint(Frozen):
-    """A moment of a step."""
+    """This is a moment of a step."""
 
     at: float
-    """From 0 to 1, by allocations."""
+    """It goes from 0 to 1, by allocations."""
     bytes: int
     phase: str
     categories: dict[MemoryCategory, int] = {}
     """They add up to the bytes; what an allocator gave out beyond tensors is in neither."""
     reserved_bytes: int | None = None
-    """What the allocator held then, given out or not; None without an allocator that tells."""
+    """The allocator held so much then, given out or not. It is None without an allocator that tells."""
 
 
 class MemoryUse(Frozen):
-    """One step's memory."""
+    """This is one step's memory."""
 
     peak_bytes: int
     """Allocated at most: the allocator's own figure on a GPU; on a CPU all tensors together."""
     peak_phase: str
     categories: dict[MemoryCategory, int]
-    """Of the peak; they add up to it."""
+    """These are parts of the peak; they add up to it."""
     holders: tuple[MemoryHolder, ...] = ()
     timeline: tuple[MemoryPoint, ...] = ()
     reserved_bytes: int | None = None
@@ -341,7 +341,7 @@ class MemoryRow(Frozen):
     device: str
     use: MemoryUse
     saved_bytes: int | None = None
-    """Of the peak, against the first row of the same model."""
+    """The peak is smaller by so much than that of the first row of the same model."""
     compared: str | None = None
     sized: str | None = None
     """Commands that older versions wrote; nothing reads them."""
@@ -353,18 +353,18 @@ returns, `unseen` belongs to a model that only generates as a whole."""
 
 
 class GenerationInfo(Frozen):
-    """What is generated, and what every token has to read."""
+    """This says what is generated, and what every token has to read."""
 
     prompt: Items
     new_tokens: Items
     weight_bytes: Count
-    """Of all weights under the recipe."""
+    """These are all weights under the recipe."""
     read_bytes: Count
-    """Of the weights that a decode step reads: without tables of which it takes a row, and without an encoder."""
+    """A decode step reads so much of the weights: it leaves out tables of which it takes a row, and an encoder."""
     cache_bytes: Count
     """As it was allocated after one generation."""
     cache_read_bytes: Count | None = None
-    """Of the cache, what a decode step reads on average: the positions that are filled by then."""
+    """A decode step reads so much of the cache on average: the positions that are filled by then."""
     copy_bytes_per_s: Figure | None = None
     """Copied on this device just before, read and written bytes together."""
     is_static: bool = False
@@ -383,8 +383,8 @@ Dims = Sequence[int]
 
 
 def convolution_flops(positions: int, weight: Dims) -> int:
-    """Each position meets the channels of one group and the whole kernel. Positions are elements of the output, or of the
-    input where the convolution is transposed."""
+    """Returns the FLOPs of a convolution, in which each position meets the channels of one group and the whole kernel. Positions are
+    elements of the output, or of the input where the convolution is transposed."""
     return 2 * positions * math.prod(weight[1:])
 
 
