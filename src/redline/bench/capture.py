@@ -45,9 +45,8 @@ def run_under_torch(step: MarkedStep, device: Device, request: Profile) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unwatched = request.wait + request.warmup
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # "Profiler won't be using warmup" and its kin say nothing here, because the schedule is ours
+        # "Profiler won't be using warmup" and its kin say nothing here, because the schedule is ours.
+        warnings.simplefilter("ignore")
         with torch.profiler.profile(
             activities=activities,
             schedule=torch.profiler.schedule(wait=request.wait, warmup=request.warmup, active=request.active),

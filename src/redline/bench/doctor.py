@@ -65,7 +65,7 @@ class Torch:
     devices: tuple[DeviceInfo, ...] = ()
     arch_list: tuple[str, ...] = ()
     dnn: str | None = None
-    """The version of cuDNN or MIOpen, or None if it could not be loaded."""
+    """This is the version of cuDNN or MIOpen. It is None if the library could not be loaded."""
     triton: str | None = None
     torchvision: str | None = None
     torchvision_needs: str = ""
@@ -226,9 +226,8 @@ def look() -> Torch:
     except (RuntimeError, AssertionError) as raised:  # an AssertionError says that torch was built without CUDA
         error = str(raised).splitlines()[0]
     devices = () if error else tuple(map(_device, range(torch.cuda.device_count())))
-    with contextlib.suppress(
-        RuntimeError
-    ):  # a cuDNN on the library path may be older than the one torch was built with
+    # A cuDNN on the library path may be older than the one torch was built with.
+    with contextlib.suppress(RuntimeError):
         dnn = dotted(torch.backends.cudnn.version() or 0) if devices else None
     with contextlib.suppress(Exception):  # a broken install raises anything; which one does not matter here
         triton = str(importlib.import_module("triton").__version__)

@@ -184,7 +184,7 @@ class Ledger(WholeDispatchMode):
         return LOSS if has_left and self._phase == "forward" and len(self._phases) > 1 else ""
 
     def keep(self, size: int, category: MemoryCategory, module: str) -> None:
-        """Note bytes that are held from the beginning to the end."""
+        """Notes bytes that are held from the beginning to the end."""
         self._events.append((Held(size, category, module), 1, self._phase, None))
 
     def hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:

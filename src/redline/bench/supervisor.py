@@ -96,9 +96,8 @@ def _mortal(control: socket.socket) -> Iterator[None]:
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     # The mode outlives exec: a server that started itself again finds it set.
     flags = fcntl.fcntl(control, fcntl.F_GETFL) & ~os.O_ASYNC
-    fcntl.fcntl(
-        control, fcntl.F_SETFL, flags | os.O_ASYNC
-    )  # this sends SIGIO, which ends a process that does not handle it
+    # Any message now sends SIGIO, which ends a process that does not handle it.
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
     if select.select([control], [], [], 0)[0]:
         os._exit(0)  # the desk had hung up before
     yield

@@ -56,7 +56,7 @@ class Task:
     model: nn.Module
     inputs: Inputs
     loss: TrainingLoss | None = None
-    """The loss that backward starts from. If it is None, the forward pass alone is counted."""
+    """Backward starts from this loss. If it is None, the forward pass alone is counted."""
     differentiates: bool = False
     """True if the forward pass itself needs autograd."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -200,7 +200,7 @@ def refuse_no_values(model: nn.Module) -> None:
         raise BenchError("user", f"{where}: {mend} ('redline flops' counts it as it is)")
 
 
-# Counting
+# The functions below do the counting.
 
 
 def count_work(task: Task) -> WorkCount:
@@ -257,9 +257,8 @@ def _without_memory(task: Task) -> WorkCount:
     for tensor in held:  # one tensor may be given twice, and is read once
         memo.setdefault(id(tensor), _fake(tensor, mode))
     inputs, targets = map_tensors(given, lambda _, tensor: memo[id(tensor)])
-    if not any(
-        isinstance(tensor, FakeTensor) for tensor in _tensors_of(model)
-    ):  # otherwise it was built for counting alone
+    # A model that holds such tensors was built for counting alone, and need not be copied.
+    if not any(isinstance(tensor, FakeTensor) for tensor in _tensors_of(model)):
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
             raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
         # Tensors that the copy shares with the original must live as long as the memo does.

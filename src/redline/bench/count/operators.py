@@ -237,12 +237,12 @@ class Known:
 
     name: str
     kind: OperatorKind | None
-    """The kind of work. If it is None, the operator moves and computes nothing."""
+    """The operator does this kind of work. If it is None, it moves and computes nothing."""
     formula: Formula | None = None
-    """The formula of its FLOPs. If it is None, nobody knows how many it has."""
+    """This returns its FLOPs. If it is None, nobody knows how many it has."""
     reads: Reads = "all"
     layer: LayerKind | None = None
-    """The kind of layer that it is by itself, or None if it is only a part of one."""
+    """It is a layer of this kind by itself. It is None if the operator is only a part of one."""
     takes_packed: bool = False
     """True if its weight is packed into an object of torch's own."""
 

@@ -28,9 +28,10 @@ from redline.model.work import Facts, LayerKind
 
 FLAGS, WEIGHTS, REWRITE, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE = 0, 5, 7, 10, 20, 30, 40, 45
 DISTRIBUTE, COMPILER, GRAPHS = 48, 50, 60
-"""Stages: a recipe is applied in this order, however it is written.
+"""These are the stages: a recipe is applied in this order, however it is written.
 
-Weights are rewritten before they are cast, while they have all their digits, and casting comes before compiling.
+Weights are rewritten before they are cast, while they have all their digits, and casting comes before compiling. The numbers
+have gaps, so that a stage can be added between two.
 """
 INFER: tuple[Task, ...] = ("infer",)
 TRAIN: tuple[Task, ...] = ("train",)
@@ -42,40 +43,41 @@ NEEDS_STATIC_CACHE = SwitchNeed(
 
 @dataclass
 class RecipeCode:
-    """The parts that a snippet is put together from. Lines speak of `model`, and of `tensor` for one input."""
+    """These are the parts that a snippet is put together from. Their lines speak of `model`, and of `tensor` for one input."""
 
     task: Task
     device: str
-    """As torch spells it: `cuda` or `cpu`."""
+    """It is spelt as torch spells it: `cuda` or `cpu`."""
     imports: list[str] = field(default_factory=list)
-    """Whole lines, besides `import torch`."""
+    """These are whole lines, without `import torch`, which every snippet has."""
     flags: list[str] = field(default_factory=list)
     """These lines set flags of the process before anything else."""
     helpers: list[str] = field(default_factory=list)
     """This is the source code of the functions and classes that the lines call."""
     model_lines: list[str] = field(default_factory=list)
-    """Statements that make `model` faster, in order. `args` and `kwargs` hold prepared example inputs."""
+    """These statements make `model` faster, in this order. `args` and `kwargs` hold prepared example inputs."""
     input_changes: list[str] = field(default_factory=list)
-    """These expressions turn `tensor` into what the model wants, in order."""
+    """These expressions turn `tensor` into what the model wants, in this order."""
     autocast: str | None = None
-    """The dtype, such as `torch.bfloat16`, if autocast is held around the forward and the loss."""
+    """Autocast around the forward and the loss has this dtype, such as `torch.bfloat16`. It is None without autocast."""
     scales_gradients: bool = False
+    """True if the loss is scaled by GradScaler."""
     optimizer_options: dict[str, str] = field(default_factory=dict)
     is_graphed: bool = False
     """True if the whole step is recorded in one CUDA graph."""
     shortens_launches: bool = False
-    """True for what is compiled or recorded: launches become shorter once all kernels are loaded."""
+    """True if the program is compiled or recorded, because its launches become shorter once all kernels are loaded."""
     is_static: bool = False
-    """Generation: keys and values have one place that is written to."""
+    """True if, in a generation, keys and values have one place that is written to."""
     cache_length: int | None = None
-    """Positions of a static cache; None: as many as the text has."""
+    """A static cache has this many positions. None stands for as many as the text has."""
     decode_lines: list[str] = field(default_factory=list)
-    """Generation: statements that make `step`, the forward of one token, faster."""
+    """In a generation, these statements make `step` faster, which is the forward of one token."""
     notes: list[str] = field(default_factory=list)
-    """Remarks for the reader, printed as comments."""
+    """These are remarks for the reader. The snippet has them as comments."""
 
     def carry(self, *things: Callable[..., Any]) -> None:
-        """Include these functions or classes as they stand in their files, so that the snippet runs the code that was measured.
+        """Includes these functions or classes as they stand in their files, so that the snippet runs the code that was measured.
 
         What they use comes along: the imports of their files, and other functions and classes of the same file.
         """
@@ -93,60 +95,64 @@ class RecipeCode:
             self.helpers += [source] if source not in self.helpers else []
 
     def bring_in(self, *lines: str) -> None:
+        """Adds lines of imports, each once."""
         self.imports += [line for line in lines if line not in self.imports]
 
 
 def imports_of(module: ModuleType) -> list[str]:
-    """Returns the lines by which a module imports what is not Redline's."""
+    """Returns the lines by which a module imports what is not part of Redline."""
     return re.findall(r"^(?:import|from) (?!redline|__future__).+", inspect.getsource(module), re.MULTILINE)
 
 
 def literal(value: Any) -> str:
-    """Returns the value as a formatter would write it: texts stand in double quotes."""
+    """Returns the value as a formatter would write it in code, with texts in double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 class RecipeSwitch(ABC):
-    """One optimisation for one task: what it needs, what it excludes, how it is applied. Attributes of a class hold for all its
-    uses; where the task or an argument decides, `__init__` sets them on the instance."""
+    """A switch is one optimisation for one task. It says what it needs, what it excludes, and how it is applied.
+
+    The attributes of a class hold for all its uses. If the task or an argument decides, `__init__` sets them on the instance.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     stage: ClassVar[int]
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
     arguments: ClassVar[tuple[str, ...]] = ()
-    """Words that may stand behind the colon."""
+    """These words may stand behind the colon."""
     offered: ClassVar[Sequence[str | None]] = (None,)
-    """The arguments that a tuner tries; None is the switch without one."""
+    """A tuner tries these arguments. None stands for the switch without one."""
     family: ClassVar[str] = ""
-    """Switches of one family do the same job in different ways; a tuner takes at most one. Empty: a family of its own."""
+    """Switches of one family do the same job in different ways, and a tuner takes at most one. An empty name is a family of its own."""
     leaves_program: ClassVar[bool] = False
     """True if a compiler is given the same program with and without it, so that its cache serves both."""
     relieves: Relief = "device"
+    """It relieves the host, the device, both of them, or memory."""
     does: Capabilities = Capabilities()
-    """Its effects on the program. A switch that quantizes is never tried or recommended unless asked for."""
+    """These are its effects on the program. A switch that quantizes is never tried or recommended unless it is asked for."""
     excludes: frozenset[str] = frozenset()
-    """These switches cannot stand in the same recipe, as `name` or `name:argument`. It is enough if one side says so."""
+    """These switches, as `name` or `name:argument`, cannot stand in the same recipe. It is enough if one side says so."""
     needs: tuple[SwitchNeed, ...] = ()
-    """Switches that must stand beside it. A recipe without them is refused, and is never tried."""
+    """These switches must stand beside it. A recipe without them is refused, and is never tried."""
     number_format: str | None = None
-    """The number format that it computes in, if it changes that; numerics are judged by this format."""
+    """It makes the model compute in this number format, by which numerics are then judged. None if it changes nothing about that."""
     is_slow_to_prepare: bool = False
-    """It takes minutes to compile."""
+    """True if it takes minutes to compile."""
     prepare_s: float | None = None
-    """About how long preparing takes, where that is known beforehand."""
+    """Preparing takes about this long. It is None if that is not known beforehand."""
     caution: str | None = None
-    """Why a tuner leaves it alone although it can be used."""
+    """This says why a tuner leaves it alone although it can be used, or None."""
     layer: LayerKind | None = None
-    """The kind of layer that it is about. It changes nothing about a model that calls none."""
+    """It is about this kind of layer, and changes nothing about a model that calls none."""
     needs_gpu: str = ""
-    """Why a CPU cannot do it, if that is so."""
+    """This says why a CPU cannot do it. It is empty if a CPU can."""
     packages: Sequence[str] = ()
-    """The extra of Redline that brings what it needs, and the packages in it."""
-    # Its part of a snippet: functions that the lines call, imports, lines that set flags of the process, lines about the model,
-    # changes of inputs and remarks, as in `RecipeCode`.
+    """The first is the extra of Redline that brings what it needs, and the others are the packages in it."""
+    # The following is its part of a snippet: functions that the lines call, imports, lines that set flags of the process, lines
+    # about the model, changes of inputs and remarks, as in `RecipeCode`.
     carries: Sequence[Callable[..., Any]] = ()
     imports: Sequence[str] = ()
     flag_lines: Sequence[str] = ()
@@ -165,11 +171,12 @@ class RecipeSwitch(ABC):
         self.accept_options(switch.options)
 
     def accept_options(self, options: dict[str, OptionValue]) -> None:
+        """Raises a `SpecError` for options that the switch does not have. Most have none."""
         if options:
             raise SpecError(f"switch {self.name} takes no options, got {', '.join(sorted(options))}")
 
     def refusal(self, device: Device) -> str | None:
-        """Returns why this device, with what is installed, cannot do it, or None."""
+        """Returns why this device, with what is installed, cannot do it, or None if it can."""
         is_missing = self.needs_gpu and not device.is_accelerator
         if reason := self.needs_gpu if is_missing else self.refused_by(device):
             return reason
@@ -177,11 +184,11 @@ class RecipeSwitch(ABC):
         return next((str(MissingExtra("it", package, extra)) for package in packages if not find_spec(package)), None)
 
     def refused_by(self, device: Device) -> str | None:
-        """Returns why a device with what the attributes ask for cannot do it all the same, or None."""
+        """Returns why a device that has what the attributes ask for cannot do it all the same, or None if it can."""
         return None
 
     def irrelevance(self, model: nn.Module, facts: Facts | None) -> str | None:
-        """Returns why it would change nothing about this model, or cannot be applied to it; None if no reason is known.
+        """Returns why it would change nothing about this model, or cannot be applied to it. Returns None if no reason is known.
 
         `facts` tells what a real step did. A tuner always has it, a single run never.
         """
@@ -190,22 +197,22 @@ class RecipeSwitch(ABC):
         return self.unsuited(model, facts)
 
     def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
-        """Returns such a reason beyond that no layer of its kind runs, or None."""
+        """Returns another such reason than that no layer of its kind runs, or None. Switches override this one."""
         return None
 
     def is_doubtful(self, facts: Facts) -> bool:
-        """True if it often cannot run a model with these facts."""
+        """Returns whether it often cannot run a model with these facts."""
         return False
 
     def formats(self, facts: Facts) -> frozenset[str] | None:
-        """Returns the number formats of the rest of the recipe in which it can do this model; None: in any."""
+        """Returns the number formats of the rest of the recipe in which it can do this model, or None if it can in any."""
         return None
 
     @abstractmethod
     def apply(self, setup: Setup) -> None: ...
 
     def write(self, code: RecipeCode) -> None:
-        """Add what this switch does to a snippet of plain PyTorch."""
+        """Adds what this switch does to a snippet of plain PyTorch."""
         if not any((self.flag_lines, self.lines, self.remarks)):
             code.notes.append(f"{self.switch} has no plain form: it is left out here")
         code.carry(*self.carries)
@@ -219,23 +226,23 @@ class RecipeSwitch(ABC):
 SWITCHES: Registry[type[RecipeSwitch]] = Registry(
     "switch", package="redline.bench.recipe.switches", group="redline.switches"
 )
-"""Redline's own switches are files in `switches/`; others register a class under the entry-point group."""
+"""Redline's own switches are in the files of `switches/`. Others register a class under the entry-point group."""
 
 
 def registered(switch: type[RecipeSwitch]) -> type[RecipeSwitch]:
-    """Register a switch by its name."""
+    """Registers a switch by its name, and returns it."""
     return SWITCHES.register(switch.name)(switch)
 
 
 def data_dependence(facts: Facts) -> str | None:
-    """Returns how the program depends on its inputs, which a program made from one example cannot do; None if it does not."""
+    """Returns how the program depends on its inputs, which a program made from one example cannot do. Returns None if it does not."""
     if facts.branches:
         return "runs other operators on other inputs"
     return "gives its operators other shapes on other inputs" if facts.varies_shapes else None
 
 
 def must_change(setup: Setup, name: str, changes: Any, missing: str) -> None:
-    """Refuse the switch after the first call if its pass over the compiler's programs found nothing to change."""
+    """Makes the setup refuse the switch after the first call if its pass over the compiler's programs found nothing to change."""
 
     def look() -> None:
         if changes.graphs and not changes.changed:
@@ -244,14 +251,14 @@ def must_change(setup: Setup, name: str, changes: Any, missing: str) -> None:
     setup.after_first_call.append(look)
 
 
-# The shortcut that torch's own encoder layers take in inference. A layer becomes one operator, into which no compiler sees, and
-# which autocast on a CPU breaks.
+# The rest is about the fast path, a shortcut that torch's own encoder layers take in inference. A layer becomes one operator, into
+# which no compiler sees, and which autocast on a CPU breaks.
 
 OFF = "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by"
 
 
 def leave_fast_path(setup: Setup, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
-    """Let torch's own layers run operator by operator if the model has any of this kind; they all hold a MultiheadAttention."""
+    """Makes torch's own layers run operator by operator if the model has any of this kind. All of them hold a MultiheadAttention."""
     if setup.task != "train" and any(isinstance(module, kind) for module in setup.workload.model.modules()):
         torch.backends.mha.set_fastpath_enabled(False)
         off = "that of MultiheadAttention and TransformerEncoder is off: it would pass this recipe by"
@@ -259,12 +266,14 @@ def leave_fast_path(setup: Setup, kind: type[nn.Module] = nn.MultiheadAttention)
 
 
 def write_without_fast_path(code: RecipeCode, kind: type[nn.Module] = nn.MultiheadAttention) -> None:
+    """Adds to a snippet what `leave_fast_path` does."""
     if code.task != "train" and OFF not in code.flags:
         code.flags += [f"if any(isinstance(module, torch.nn.{kind.__name__}) for module in model.modules()):", OFF]
 
 
 @contextmanager
 def without_fast_path() -> Iterator[None]:
+    """Within this context torch's encoder layers run operator by operator."""
     was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -1,4 +1,4 @@
-"""From a recipe's text to a workload that it has been applied to: names, exclusions, refusals, order."""
+"""This leads from a recipe's text to a workload that it has been applied to. It knows names, exclusions, refusals and the order."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from redline.model.spec import Recipe, RunSpec, Switch, Task, refuse_removed
 from redline.model.work import Facts
 
 COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8")
+"""These are the number formats from the finest to the coarsest. A recipe is judged by its coarsest."""
 HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
-    """Returns the recipe's switches in the order of application. A mistake in the recipe itself is a `UsageError`."""
+    """Returns the recipe's switches in the order of application. Raises a `UsageError` for a mistake in the recipe itself."""
     for named in recipe.switches:
         refuse_removed(named)
     switches = [SWITCHES.get(switch.name)(switch, task) for switch in recipe.switches]
@@ -38,7 +39,10 @@ def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
 
 
 def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch) -> bool:
-    """A name stands in a recipe once, and a graph is recorded once: neither inside another nor around another engine."""
+    """Returns whether two switches cannot stand in one recipe.
+
+    A name stands in it once. A graph is recorded once, and neither inside another graph nor around another engine.
+    """
     records_twice = one.does.records_graph and (other.does.records_graph or other.does.refuses_graph)
     is_recorded = other.does.records_graph and one.does.refuses_graph
     excluded = _names_of(one) & other.excludes or _names_of(other) & one.excludes
@@ -46,12 +50,12 @@ def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch) -> bool:
 
 
 def _names_of(switch: RecipeSwitch) -> set[str]:
-    """Returns the names that an exclusion may mean it by: with its argument or without."""
+    """Returns the names by which an exclusion may mean a switch: with its argument and without."""
     return {switch.name, f"{switch.name}:{switch.argument or 'default'}"}
 
 
 def number_format_of(recipe: Recipe, task: Task, model: nn.Module | None = None) -> str:
-    """Returns the coarsest number format that any switch computes in, or the model itself."""
+    """Returns the coarsest number format that any switch or the model itself computes in."""
     weights = {parameter.dtype for parameter in model.parameters()} if model is not None else set()
     formats = [name for dtype, name in HALVES.items() if dtype in weights]
     formats += [switch.number_format for switch in switches_of(recipe, task) if switch.number_format]
@@ -59,7 +63,7 @@ def number_format_of(recipe: Recipe, task: Task, model: nn.Module | None = None)
 
 
 def refuse_impossible(switches: Sequence[RecipeSwitch], device: Device, model: nn.Module | None) -> None:
-    """Raise why the first switch that cannot be used here cannot; without a model, only the reasons that need none."""
+    """Raises a `BenchError` for the first switch that cannot be used here. Without a model, only reasons that need none count."""
     names = {name for switch in switches for name in _names_of(switch)}
     for switch in switches:
         named = (str(switch.switch),)
@@ -81,8 +85,10 @@ def plain_setup(workload: Workload, device: Device) -> Setup:
 def apply_recipe(
     recipe: Recipe, workload: Workload, device: Device, distribute: Callable[[Setup], None] = lambda setup: None
 ) -> Setup:
-    """Begin with strict fp32, then apply each switch in its turn. `distribute` makes one model of the ranks' models, once it is cast and
-    before it is compiled."""
+    """Returns the workload in strict fp32 with each switch applied to it in its turn.
+
+    `distribute` makes one model of the ranks' models. It runs after casting and before compiling.
+    """
     switches = switches_of(recipe, workload.task)
     refuse_impossible(switches, device, workload.model)
     setup = plain_setup(workload, device)
@@ -99,9 +105,9 @@ def apply_recipe(
 
 
 def set_up(spec: RunSpec, device: Device, *, ask: bool = True) -> Setup:
-    """Build the workload of a spec on a device, with the batch that was asked for, under its recipe.
+    """Returns the workload of a spec, built on a device under its recipe, with the batch that was asked for.
 
-    `ask` lets the model be run twice to prove its batch.
+    With `ask`, the model may be run twice to prove its batch.
     """
     workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
     settle_batch(workload, spec.workload, ask=ask)
@@ -110,7 +116,7 @@ def set_up(spec: RunSpec, device: Device, *, ask: bool = True) -> Setup:
 
 @contextmanager
 def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
-    """An error inside names `switch` as its cause, or as the suspect if other switches stand in the recipe with it.
+    """Within this context an error names `switch` as its cause, or as the suspect if other switches stand in the recipe with it.
 
     Running out of memory is nobody's fault, and a mistake of the user stays one.
     """
@@ -121,7 +127,7 @@ def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
             raise
         kind = kind_of(error, stage)
         if kind == "user" and stage != "recipe":
-            kind = "unsupported"  # the model has run without the switch: its own code is not what is wrong
+            kind = "unsupported"  # the model has run without the switch, so its own code is not what is wrong
         broken = error if isinstance(error, BenchError) else BenchError(kind, one_line(error))
         if not broken.switches:
             broken.switches, broken.scope = (switch,), "switch" if len(setup.switches) == 1 else "recipe"
@@ -131,16 +137,16 @@ def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
 
 
 def suspect_of(spec: RunSpec, setup: Setup) -> str | None:
-    """Returns the switch that a broken first call is blamed on: the last of those that change the program, else the last.
+    """Returns the switch that a broken first call is blamed on: the last of those that change the program, or else the last.
 
-    None if no reference has run before: the model itself may be what is broken.
+    It returns None if no reference has run before, because the model itself may be broken.
     """
     changing = [name for name, does in setup.switches.items() if does.compiles or does.records_graph]
     suspects = changing or list(setup.switches)
     return suspects[-1] if suspects and spec.measure.check_numerics else None
 
 
-# The choices that a tuner has
+# The functions below tell a tuner which choices it has.
 
 
 def switch_choices(model: nn.Module, device: Device, task: Task, facts: Facts | None = None) -> list[SwitchChoice]:
@@ -202,7 +208,7 @@ CANDIDATES: dict[tuple[bool, Task], tuple[str, ...]] = {
         "amp-bf16+channels-last+compile", "amp-bf16+compile", "amp-bf16+channels-last", "amp-bf16", "tf32",
     ),
 }  # fmt: skip
-"""These recipes usually help on an accelerator or a CPU, for the task; the most promising one comes first."""
+"""These recipes usually help with a task on an accelerator (True) or a CPU (False). The most promising one comes first."""
 
 
 def applicable_recipes(model: nn.Module, device: Device, task: Task) -> tuple[str, ...]:
@@ -217,5 +223,5 @@ def applicable_recipes(model: nn.Module, device: Device, task: Task) -> tuple[st
         return not any(switch.does.compiles for switch in switches) or device.compiler_refusal() is None
 
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
-        return ()  # nothing to compute with, or quantized already
+        return ()  # the model has nothing to compute with, or is quantized already
     return tuple(filter(is_applicable, CANDIDATES[device.is_accelerator, task]))

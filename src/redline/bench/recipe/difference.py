@@ -1,9 +1,9 @@
-"""How far one set of answers is from another, whatever they are made of, and how far two loss paths lie apart.
+"""This tells how far one set of answers is from another, whatever they are made of, and how far two loss paths lie apart.
 
 Floating-point numbers are compared over the part that depends on the input. Integers, booleans and texts are compared
-exactly: the share that is unequal, over the share that another input changes. Where an output holds both, the integers
-follow from the numbers (a class from its scores), so the numbers decide. Detectors return lists of objects with a score
-each, of any length and in any order: scores are compared in descending order, everything else by the nearest object.
+exactly: the share that is unequal is set over the share that another input changes. If an output holds both, the integers
+follow from the numbers, as a class follows from its scores, so the numbers decide. Detectors return lists of objects with a
+score each, of any length and in any order. Scores are compared in descending order, and everything else by the nearest object.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from torch import Tensor
 from redline.bench.workload.structure import children
 
 SMALLEST_SIGNAL = 1e-5
-"""Smallest share of an output that must depend on the input. fp32 itself could not resolve less."""
+"""At least this share of an output must depend on the input, because fp32 itself could not resolve less."""
 GROSS = 0.8
 """Integers with a larger error than this are wrong, whatever the numbers beside them say."""
 PROJECTIONS = 16
+"""A sketch has this many sums. More would tell distances more exactly, and every record holds them."""
 MOST_SKETCHED = 1 << 18
-"""Number of elements of one tensor, evenly spaced, that a sketch is made of."""
+"""A sketch is made of at most this many evenly spaced elements of one tensor."""
 Objects = tuple[Tensor, list[Tensor]]
-"""Scores in descending order, and whatever else is known of each object: one row for each."""
+"""Objects have their scores in descending order, and tensors with whatever else is known of them, with one row for each object."""
 
 
 @dataclass
 class Answer:
-    """The part of an output that can be compared."""
+    """An answer is the part of an output that can be compared."""
 
     numbers: list[Tensor] = field(default_factory=list)
-    """Floating-point tensors; complex numbers are pairs of real ones."""
+    """These are the floating-point tensors. Complex numbers are pairs of real ones."""
     exact: list[Tensor] = field(default_factory=list)
-    """Integers, booleans and texts."""
+    """These are the integers, booleans and texts."""
     lists: list[Objects] = field(default_factory=list)
+    """These are the lists of objects that a detector returns."""
 
     @property
     def form(self) -> tuple[int, ...]:
+        """Returns how many tensors of each kind there are. Only answers of one form can be compared."""
         return len(self.numbers), len(self.exact), *(1 + len(rows) for _, rows in self.lists)
 
     @property
@@ -56,7 +59,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Difference:
-    """The fields are those of `redline.model.record.Numerics`."""
+    """A difference says how far answers are apart. Its fields are those of `redline.model.record.Numerics`."""
 
     rel_l2: float
     finite: bool
@@ -68,7 +71,7 @@ class Difference:
     by_equality: bool = False
 
     def as_fields(self) -> dict[str, Any]:
-        """The fields as a record holds them: None in place of NaN and infinity."""
+        """Returns the fields as a record holds them, with None in place of NaN and infinity."""
         return {
             name: finite_or_none(value) if isinstance(value, float) else value for name, value in vars(self).items()
         }
@@ -78,12 +81,13 @@ def answer_of(output: Any) -> Answer:
     """Returns the comparable part of an output. Tensors are cloned, because a graph's next replay overwrites its outputs."""
     answer = Answer()
     _collect(output, answer)
-    if not any(tensor.dim() for tensor in answer.numbers):  # a single number is the whole answer, not a loss beside it
+    if not any(tensor.dim() for tensor in answer.numbers):  # a single number is the whole answer and no loss beside it
         answer.numbers = [tensor.reshape(1) for tensor in answer.numbers]
     return answer
 
 
 def _collect(value: Any, answer: Answer) -> None:
+    """Adds what can be compared of a value to the answer. Texts become their bytes."""
     if isinstance(value, str):
         value = torch.tensor(list(value.encode()), dtype=torch.uint8)
     elif isinstance(value, int):
@@ -114,7 +118,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _objects_in(value: Any) -> Objects | None:
-    """Returns scores and rows sorted by score, where a mapping holds one of its `scores` for each row of its tensors."""
+    """Returns scores and rows sorted by score if a mapping holds one of its `scores` for each row of its tensors, otherwise None."""
     if not isinstance(value, Mapping) or not isinstance(value.get("scores"), Tensor):
         return None
     scores = value["scores"].detach().float()
@@ -127,12 +131,14 @@ def _objects_in(value: Any) -> Objects | None:
 
 @dataclass
 class Part:
-    """One part of an output on one set of inputs, compared with the reference's."""
+    """This is one part of an output on one set of inputs, compared with the same part of the reference."""
 
     distance: float
+    """This is the size of what differs from the reference."""
     signal: float
-    """The size of what depends on the input."""
+    """This is the size of what depends on the input."""
     size: float
+    """This is the size of the reference itself."""
     cosine: float | None = None
     agreement: float | None = None
 
@@ -142,12 +148,12 @@ class Part:
 
     @property
     def error(self) -> float:
-        """The distance over the signal; where hardly anything depends on the input, over the size."""
+        """Returns the distance over the signal, or over the size if hardly anything depends on the input."""
         return _ratio(self.distance, self.signal if self.has_signal else self.size)
 
 
 def difference(found: Sequence[Answer], reference: Sequence[Answer]) -> Difference:
-    """Returns the largest difference over all parts of the output and all sets of inputs; both sides have the same form."""
+    """Returns the largest difference over all parts of the output and all sets of inputs. Both sides must have the same form."""
 
     def pairs(name: str) -> Iterator[tuple[Any, Any]]:
         sides = ([getattr(answer, name) for answer in side] for side in (found, reference))
@@ -158,7 +164,7 @@ def difference(found: Sequence[Answer], reference: Sequence[Answer]) -> Differen
     numbers += [part for got, want in pairs("lists") for part in _compared_lists(got, want)]
     groups = [_compared_exactly(got, want) for got, want in pairs("exact")]
     exact = [part for group in groups for part in group]
-    # Over all inputs together: a class of two may hang on a single bit.
+    # Integers are judged over all inputs together, because one class of two may depend on a single bit.
     means = [_ratio(float(np.mean([part.distance for part in group])), group[0].signal or 1.0) for group in groups]
     has_signal, changes = (any(part.has_signal for part in parts) for parts in (numbers, exact))
     by_equality = changes and not has_signal
@@ -179,7 +185,8 @@ def difference(found: Sequence[Answer], reference: Sequence[Answer]) -> Differen
 
 
 def _compared(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Iterator[Part]:
-    # A single item has nothing in common with others, and items of several shapes neither: each has its own mean.
+    """Yields a part for each set of inputs. What items have in common, their mean, does not count as signal."""
+    # A single item has nothing in common with others, and neither have items of several shapes. Then each has its own mean.
     is_alone = len({tensor.shape[1:] for tensor in expected}) > 1 or sum(map(len, expected)) == 1
     common = None if is_alone else torch.cat(list(expected)).mean(dim=0, keepdim=True)
     for got, want in zip(found, expected, strict=True):
@@ -198,12 +205,13 @@ def _compared(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Iterator[P
 
 
 def _compared_exactly(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[Part]:
-    """Here a distance is the share of elements that are unequal."""
+    """Returns a part for each set of inputs, in which a distance is the share of elements that are unequal."""
     changed = _unequal(expected[0], expected[1]) if len(expected) > 1 else float(len(expected[0].unique()) > 1)
     return [Part(_unequal(got, want), changed, 1.0) for got, want in zip(found, expected, strict=True)]
 
 
 def _compared_lists(found: Sequence[Objects], expected: Sequence[Objects]) -> Iterator[Part]:
+    """Yields parts for the scores and the rows of each list. The signal is the distance to the list of the other inputs."""
     for index, ((scores, rows), (wanted, wanted_rows)) in enumerate(zip(found, expected, strict=True)):
         other, other_rows = wanted.mean().expand_as(wanted), [want.mean(dim=0, keepdim=True) for want in wanted_rows]
         if len(expected) > 1:
@@ -214,7 +222,7 @@ def _compared_lists(found: Sequence[Objects], expected: Sequence[Objects]) -> It
 
 
 def _between_scores(one: Tensor, other: Tensor) -> float:
-    """Returns the distance of two sorted rows of scores; a score that one of them lacks is 0."""
+    """Returns the distance of two sorted rows of scores. A score that one of them lacks counts as 0."""
     first, second = torch.nn.utils.rnn.pad_sequence([one, other]).unbind(1)
     return _norm(first - second)
 
@@ -246,7 +254,7 @@ def _norm(tensor: Tensor) -> float:
 
 
 def path_difference(losses: Sequence[float], reference: Sequence[float]) -> Difference:
-    """Returns the distance of two loss paths: `rel_l2` over how far the reference came, `rel_error` over the losses themselves."""
+    """Returns the distance of two loss paths: `rel_l2` is over how far the reference came, and `rel_error` over the losses themselves."""
     apart = math.dist(losses, reference)
     return Difference(
         rel_l2=_ratio(apart, _travelled(reference)),
@@ -257,6 +265,7 @@ def path_difference(losses: Sequence[float], reference: Sequence[float]) -> Diff
 
 
 def stands_still(losses: Sequence[float]) -> bool:
+    """Returns whether the losses change so little that a path says nothing."""
     return _travelled(losses) < SMALLEST_SIGNAL * abs(losses[0])
 
 
@@ -265,9 +274,10 @@ def _travelled(losses: Sequence[float]) -> float:
 
 
 def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
-    """Returns sums of the outputs with random signs, and the size of what varies in them: two sketches are as far apart as the outputs.
+    """Returns sums of the outputs with random signs, and the size of what varies in them.
 
-    The signs come from a hash of each position, so every version of torch has the same ones.
+    Two sketches are about as far apart as the outputs. The signs come from a hash of each position, so that every version of torch
+    has the same ones.
     """
     sums, signal = torch.zeros(PROJECTIONS, dtype=torch.float64), 0.0
     for number, part in enumerate([*answer.numbers, *(scores for scores, _ in answer.lists)] or answer.exact):
@@ -285,5 +295,5 @@ def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Records hold neither NaN nor infinity."""
+    """Returns the value, or None in place of NaN and infinity, which no record holds."""
     return value if value is not None and math.isfinite(value) else None

@@ -62,23 +62,26 @@ from redline.model.spec import Recipe, RunSpec
 T = TypeVar("T")
 Method = Literal["outputs", "loss-path", "tokens"]
 Cause = Literal["rounding", "asking twice", "another seed", "the format of the loss"]
-"""The cause that makes a floor."""
+"""A floor has one of these causes."""
 
 SMALLEST_TOLERANCE, SMALLEST_UNEQUAL, SMALLEST_LOSS_TOLERANCE = 1e-5, 1e-3, 0.02
-"""Tolerances where the floor is lower: for outputs, for integers (some of thousands of classes hang on the last bit of a
-score) and for losses."""
+"""A tolerance is at least this, however low the floor is: for outputs, for integers and for losses. Of thousands of classes, some
+depend on the last bit of a score."""
 UNRESOLVED_FLOOR = 0.5
-"""Above this floor the number format cannot resolve the signal of this model, and nothing can be judged."""
+"""If the floor is above this, the number format cannot resolve the signal of this model, and nothing can be judged."""
 DRAWS_FOR_EQUALITY = 3
-"""Few integers either flip or do not, and one rounding says little about how often: more roundings are drawn."""
+"""If integers decide, this many further roundings are drawn. Few integers flip at all, and one rounding says little about how often."""
 LONGER_PATH = 4
 """A loss that stands still over the steps that were asked for is followed this many times as long."""
 CHECKED_TOKENS = 32
+"""At most this many tokens of a generation are compared."""
 REREAD_TOKENS = 2
 """After this many tokens, the logits are compared with those of the same text read at once."""
 REREAD_TOLERANCE = 1e-3
-"""In fp32 they differ by the order of sums only. A step that sees nothing of the text is off by far more."""
+"""These logits may differ by this much. In fp32 only the order of sums differs, and a step that sees nothing of the text is off by far
+more."""
 ANSWER_SEED = 0
+"""Every answer is computed with the random numbers of this seed, so that a model that draws some draws the same ones."""
 UNRESOLVED: dict[Cause, str] = {
     "rounding": "{form} cannot resolve this model's signal: rounding alone moves it by {floor:.2g}",
     "asking twice": "the same inputs twice give outputs {floor:.2g} apart, so nothing can be compared: the model keeps state "
@@ -109,14 +112,15 @@ class Reference:
     floor: float
     cause: Cause = "rounding"
     seed_floor: float | None = None
-    """How far another seed moves it; None where the model draws no random numbers."""
+    """Another seed moves the answer this far. It is None if the model draws no random numbers."""
     own_format: str = "fp32"
-    """The model itself has this number format, and the reference computes in it."""
+    """The model's own weights have this number format, and the reference computes in it."""
     method: Method = "outputs"
     sketched: Answer | None = None
-    """Other commits are compared by a sketch of this; None where it is not the same each time."""
+    """Other commits are compared by a sketch of this. It is None if the answer is not the same each time."""
 
     def verdict(self, found: Difference) -> Numerics:
+        """Returns whether this difference is sound. If it is not, another seed is allowed to explain it."""
         verdict = self._judged(found, self.floor, self.cause)
         if not verdict.passed and found.finite and self.seed_floor is not None and self.seed_floor > self.floor:
             # A compiler or another number format draws other numbers from the same seed, and that is sound.
@@ -124,6 +128,7 @@ class Reference:
         return verdict
 
     def _judged(self, found: Difference, floor: float, cause: Cause) -> Numerics:
+        """Returns whether a difference is within the tolerance of this floor, with the reason in words."""
         smallest = SMALLEST_UNEQUAL if found.by_equality else SMALLEST_TOLERANCE
         smallest = SMALLEST_LOSS_TOLERANCE if self.method == "loss-path" else smallest
         tolerance = min(LARGEST_TOLERANCE, max(smallest, TOLERANCE_OVER_FLOOR * floor))
@@ -174,9 +179,9 @@ class OutputReference(Reference):
     inputs: list[Inputs]
     outputs: list[Answer]
     second: Second | None
-    """The second set of inputs; None where there is only one."""
+    """This is the second set of inputs. It is None if there is only one."""
     hidden: list[list[Tensor | None]]
-    """Positions that a mask hides are not compared. There is one list for each set of inputs, and one mask for each output."""
+    """Positions that these masks hide are not compared. There is one list for each set of inputs, and one mask for each output."""
 
     @classmethod
     def of(cls, workload: Workload, device: Device, number_format: str, seed: int) -> OutputReference:
@@ -198,7 +203,7 @@ class OutputReference(Reference):
 
         floor = max(_rounding_floor(step, inputs, outputs, number_format), own_unit(workload.model))
         repeated = moved_by(ANSWER_SEED)
-        # If asking the same question twice moves them as much, that is the cause, because rounding also asks once more.
+        # If asking the same question twice moves the outputs as much, that is the cause, because rounding also asks once more.
         is_repeatable = repeated <= floor / 2
         return cls(
             number_format=number_format,
@@ -236,12 +241,12 @@ class OutputReference(Reference):
 
 
 def _hidden_positions(workload: Workload, answer: Answer, again: Callable[[], Answer]) -> list[Tensor | None]:
-    """Returns for each floating-point output the positions at which only the fast path makes it what it is; None if there are none.
+    """Returns for each floating-point output the positions at which only the fast path makes it what it is, or None if there are none.
 
-    With a padding mask, torch's encoder skips the positions that the mask hides and sets them to zero afterwards. It does not when
-    it is compiled, recorded or under autocast, so these positions hold numbers that nobody is meant to read.
+    With a padding mask, torch's encoder skips the positions that the mask hides and sets them to zero afterwards. It does not do so
+    when it is compiled, recorded or under autocast, so these positions hold numbers that nobody is meant to read.
     `again` computes the answer anew. If the two ways differ at other positions too, such as in a mean over all of them,
-    the difference is one of the model's answer, and nothing is left out.
+    the model's answer itself differs, and nothing is left out.
     """
     hidden: list[Tensor | None] = [None] * len(answer.numbers)
     encoders = [module for module in workload.model.modules() if isinstance(module, nn.TransformerEncoder)]
@@ -270,6 +275,7 @@ def _hidden_positions(workload: Workload, answer: Answer, again: Callable[[], An
 
 
 def _rounding_floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], number_format: str) -> float:
+    """Returns how far rounding to the number format alone moves the outputs. It is infinite if the outputs change their form."""
     floors = []
     for draw in range(1 + DRAWS_FOR_EQUALITY):
         with rounded_weights(step.workload.model, number_format, draw=draw):
@@ -284,14 +290,14 @@ def _rounding_floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Ans
 
 
 def _answer(step: InferenceStep, inputs: Inputs, seed: int = ANSWER_SEED) -> Answer:
-    """Returns the answer to copies of the inputs, because a model may write into them, with the same random numbers each time."""
+    """Returns the answer to copies of the inputs, with the same random numbers each time. A model may write into its inputs."""
     torch.manual_seed(seed)
     with unchanged_buffers(step.workload.model):
         return answer_of(step.on(*copied(inputs)))
 
 
 def _rounded_answer(step: InferenceStep, inputs: Inputs, number_format: str) -> Answer:
-    """Returns the answer to rounded inputs, or to exact ones if the model refuses them, such as shares that no longer sum to one."""
+    """Returns the answer to rounded inputs. If the model refuses them, as with shares that no longer sum to one, exact ones are used."""
     try:
         return _answer(step, rounded_inputs(inputs, number_format))
     except Exception as error:
@@ -301,7 +307,7 @@ def _rounded_answer(step: InferenceStep, inputs: Inputs, number_format: str) -> 
 
 
 def _second_answer(step: InferenceStep, second: Second, first: Answer, workload: Workload) -> Answer | None:
-    """Returns None, with a note, if the model does not take the second inputs or answers them in another form."""
+    """Returns the answer to the second inputs, or None with a note if the model does not take them or answers in another form."""
     try:
         answer = _answer(step, second.inputs)
         if answer.form == first.form and (answer.is_finite or not first.is_finite):
@@ -318,7 +324,7 @@ def _second_answer(step: InferenceStep, second: Second, first: Answer, workload:
 
 @dataclass(kw_only=True)
 class LossReference(Reference):
-    """The reference of a training has strict fp32's loss over some steps, and how far rounding the start moves it."""
+    """The reference of a training has strict fp32's losses over some steps, and how far rounding the start moves them."""
 
     losses: list[float]
     run: Callable[[TrainingStep], Tensor] = field(repr=False)
@@ -326,13 +332,13 @@ class LossReference(Reference):
 
     @classmethod
     def of(cls, spec: RunSpec, workload: Workload, device: Device, number_format: str, ranks: Ranks) -> LossReference:
-        """Ranks are compared with ranks, and agree on how many steps they take."""
+        """Returns the reference. Several ranks are compared with as many ranks, and agree on how many steps they take."""
         count, model = spec.measure.loss_path_steps, workload.model
 
         def run(step: TrainingStep, seed: int = spec.seed) -> Tensor:
             torch.manual_seed(seed)
             with step.context():
-                # Cloned, because a graph's next replay overwrites its loss.
+                # The loss is cloned, because a graph's next replay overwrites it.
                 return torch.stack([step().clone() for _ in range(count)]).detach()
 
         def strict(seed: int = spec.seed) -> list[float]:
@@ -363,7 +369,7 @@ class LossReference(Reference):
 
     def judge(self, step: Any, setup: Setup) -> Numerics:
         path = self.run(step)
-        # A loss of the user's own stays in the model's format, which alone moves it by up to half a unit.
+        # A loss of the user's own stays in the model's format. This alone moves it by up to half a unit.
         half_unit = torch.finfo(path.dtype).eps / 2
         bits, reference = path_difference([loss * (1 + half_unit) for loss in self.losses], self.losses).rel_l2, self
         if bits > self.floor:
@@ -390,7 +396,7 @@ class GreedyReference(Reference):
 
     tokens: Tensor
     logits: list[Tensor]
-    """One for each token."""
+    """There is one tensor for each token."""
     method: Method = "tokens"
 
     @classmethod
@@ -415,7 +421,7 @@ class GreedyReference(Reference):
         length = self.tokens.shape[1]
         with step.context():
             found, tokens = step.forced(self.tokens), step.write(length)
-        # Tokens count from the first on, as long as they are the same in all sequences.
+        # Tokens count from the first one on, as long as they are the same in all sequences.
         agreed = int((tokens == self.tokens).all(dim=0).int().cumprod(0).sum())
         numerics = self.verdict(_logit_difference(found, self.logits))
         assert numerics.reason is not None
@@ -426,7 +432,7 @@ class GreedyReference(Reference):
         return msgspec.structs.replace(numerics, reason=why, greedy_tokens=length, greedy_agreed=agreed)
 
     def _explains(self, tokens: Tensor, found: list[Tensor]) -> bool:
-        """True if each sequence first leaves the reference's at a token that the error of the logits left undecided."""
+        """Returns whether each sequence first leaves the reference's at a token that the error of the logits left undecided."""
         for row, differs in enumerate((tokens != self.tokens).int()):
             step = int(differs.argmax())
             expected = self.logits[step][row]
@@ -437,7 +443,8 @@ class GreedyReference(Reference):
 
 
 def _refuse_a_useless_cache(workload: Workload, decoder: Decoder, tokens: Tensor, logits: list[Tensor]) -> None:
-    """Refuse a model that decodes as if there had been no text. One of the user's own may do so on purpose."""
+    """Refuses a model that decodes as if there had been no text. A model of the user's own only gets a note, because it may do so on
+    purpose."""
     if isinstance(decoder, HfDecoder) and decoder.sees_ahead():
         why = "its tokens see later ones, so that a text cannot be written token by token: ?is_decoder=true"
         raise BenchError("unsupported", why)
@@ -452,7 +459,7 @@ def _refuse_a_useless_cache(workload: Workload, decoder: Decoder, tokens: Tensor
 
 
 def _logit_difference(found: list[Tensor], expected: list[Tensor]) -> Difference:
-    """Returns the difference over what changes from position to position; where a text repeats itself, from token to token."""
+    """Returns the difference over what changes from position to position, or from token to token if a text repeats itself."""
     got, want = torch.cat(found), torch.cat(expected)
     by_position = difference([answer_of(got)], [answer_of(want)])
     if not by_position.degenerate:
@@ -465,7 +472,7 @@ Timed = InferenceStep | TrainingStep | GenerateStep
 
 
 def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks) -> AnyReference:
-    """Returns the text of a generation, the outputs of an inference, or the losses of a training, in strict fp32."""
+    """Returns what strict fp32 computes: the text of a generation, the outputs of an inference, or the losses of a training."""
     form = number_format_of(spec.recipe, workload.task, workload.model)
     if workload.task == "generate":
         return GreedyReference.of(workload, device, form)
@@ -483,12 +490,13 @@ def numerics_of(reference: AnyReference, step: Timed, setup: Setup) -> Numerics:
 
 
 def with_sketch(numerics: Numerics, answer: Answer) -> Numerics:
+    """Returns the numerics with a sketch of this answer, by which other commits are compared with it."""
     sketch, signal = sketch_of(answer)
     return msgspec.structs.replace(numerics, sketch=sketch, sketch_signal=signal)
 
 
 def perhaps_differentiating(workload: Workload, device: Device, call: Callable[[], T]) -> T:
-    """Returns what `call` returns, and has gradients enabled if the model turns out to need them for its forward pass."""
+    """Returns what `call` returns. If it fails because the forward pass needs gradients, it is called again with them enabled."""
     try:
         return call()
     except Exception as error:
@@ -508,7 +516,7 @@ def _strict(workload: Workload, device: Device) -> Setup:
 
 
 def keep_if_written(workload: Workload, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Keep the inputs of a model that writes into them: a second step would otherwise see others than the first."""
+    """Keeps the inputs of a model that writes into them. Otherwise a second step would see others than the first."""
     args, kwargs = copied((workload.args, workload.kwargs))
     tensors = [tensor for _, tensor in input_tensors((args, kwargs)) if not tensor.is_leaf or not tensor.requires_grad]
     before = [tensor._version for tensor in tensors]
@@ -518,16 +526,17 @@ def keep_if_written(workload: Workload, context: Callable[[], AbstractContextMan
         workload.keep_originals()
 
 
-# The user's own check
+# What follows runs the user's own check.
 
 
 def metric_of(spec: RunSpec, check: str, baseline: float | None = None) -> MetricAnswer:
+    """Returns what the user's check says of the model under its recipe, and of the baseline unless that is known already."""
     if spec.workload.task != "infer":
         raise SpecError("check needs the outputs of a model: it works with inference only")
     function = load_function(check, "check")
 
     def checked(recipe: Recipe) -> float:
-        """Runs the check on the model under a recipe. The model is as the person made it, because calibration would undo training."""
+        """Returns the check's number for a recipe. The model is as the person made it, because calibration would undo its training."""
         device = open_device(spec.device)
         torch.manual_seed(spec.seed)
         setup = set_up(msgspec.structs.replace(spec, recipe=recipe), device, ask=False)

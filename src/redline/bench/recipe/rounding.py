@@ -1,4 +1,4 @@
-"""Numbers as another format would hold them, still stored as fp32, and models that are put back as they were.
+"""This rounds numbers to what another format would hold, still stored as fp32, and puts models back as they were.
 
 The error of strict fp32 on rounded weights and inputs is the floor by which numerics are judged.
 """
@@ -17,20 +17,22 @@ from torch.utils import _pytree as pytree
 from redline.bench.recipe.plain import plain_linears
 
 FP32_PERTURBATION = 2.0**-20
-"""Another sound fp32 algorithm (Winograd, another order of sums) differs by about 16 units in the last place."""
+"""Weights are moved by up to this share to find the floor of fp32: another sound algorithm, such as Winograd or another order of sums,
+differs by about 16 units in the last place."""
 TF32_DROPPED_BITS = 13
+"""TF32 has 10 bits of the 23 that fp32 keeps behind the point."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False}
-"""Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
+"""These are the formats of quantized linear layers, and whether the inputs of such a layer are rounded too."""
 HALF_UNITS = {
     "fp32": FP32_PERTURBATION, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2.0**-8, "fp8": 2.0**-4,
 }  # fmt: skip
-"""This is half a unit in the last place, relative to the number."""
+"""This is half a unit in the last place of each format, relative to the number: as far as rounding moves it at most."""
 OWN_FORMATS = {torch.float64: "fp64", torch.complex128: "fp64", **{dtype: name for name, dtype in DTYPES.items()}}
 
 
 def own_format(model: nn.Module) -> str:
-    """Returns the number format of the model's own weights: fp32 for most models, and for those without weights."""
+    """Returns the number format of the model's own weights. It is fp32 for most models, and for those without weights."""
     formats = {OWN_FORMATS.get(weight.dtype, "fp32") for weight in model.parameters()}
     if any(type(module).__module__.startswith("torch.ao.nn.quantized") for module in model.modules()):
         formats.add("int8")
@@ -38,7 +40,10 @@ def own_format(model: nn.Module) -> str:
 
 
 def own_unit(model: nn.Module) -> float:
-    """Returns the least floor of a model in half precision: rounding its weights again moves nothing, but another order of sums does."""
+    """Returns the least floor of a model in half precision, and 0 for others.
+
+    Rounding such weights once more moves nothing, but another order of sums does.
+    """
     halves = {weight.dtype for weight in model.parameters()} & set(DTYPES.values())
     return max((torch.finfo(dtype).eps for dtype in halves), default=0.0)
 
@@ -46,7 +51,7 @@ def own_unit(model: nn.Module) -> float:
 def rounded_tensor(tensor: Tensor, number_format: str) -> Tensor:
     """Returns `tensor` rounded to `number_format` and back. Tensors that are not floating-point stay as they are."""
     if not tensor.is_floating_point() or (tensor.layout != torch.strided and number_format not in DTYPES):
-        return tensor  # a sparse or ragged tensor can be cast, and little else
+        return tensor  # a sparse or ragged tensor can be cast, and hardly anything else
     tiny = torch.finfo(tensor.dtype).tiny
     if number_format in DTYPES:
         return tensor.to(DTYPES[number_format]).to(tensor.dtype)
@@ -71,7 +76,7 @@ def _moved(tensor: Tensor, share: float, generator: torch.Generator | None = Non
 
 def rounded_inputs(inputs: Any, number_format: str) -> Any:
     if number_format in QUANTIZED:
-        return inputs  # rounded where a quantized layer takes them, and nowhere else
+        return inputs  # they are rounded where a quantized layer takes them, and nowhere else
     return pytree.tree_map_only(Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
 
 
@@ -79,9 +84,9 @@ def rounded_inputs(inputs: Any, number_format: str) -> Any:
 def rounded_weights(model: nn.Module, number_format: str, *, draw: int = 0) -> Iterator[None]:
     """Within the context the model's weights and statistics are rounded.
 
-    In a quantized format only those of linear layers are, and where products are in that format too, so are the inputs of
-    these layers. With a `draw` above 0, weights are first moved by up to half a unit, differently for each draw, and the outputs
-    of layers are rounded: of two scores that are nearly the same, either may then be the largest.
+    In a quantized format only the weights of linear layers are rounded, and the inputs of these layers too if products are in that
+    format. With a `draw` above 0, weights are first moved by up to half a unit, differently for each draw, and the outputs of layers
+    are rounded. Either of two scores that are nearly the same may then be the largest.
     """
 
     def round_values(*given: Any) -> Any:
@@ -112,17 +117,17 @@ def rounded_weights(model: nn.Module, number_format: str, *, draw: int = 0) -> I
 
 @contextmanager
 def unchanged_buffers(model: nn.Module, *besides: Tensor) -> Iterator[None]:
-    """Undoes afterwards what the model writes into its buffers, and `besides` into these tensors: it then answers as if it had
-    not been asked before.
+    """This context undoes at its end what the model wrote into its buffers, and into the tensors `besides`. The model then answers as
+    if it had not been asked before.
 
-    A buffer that a call replaced is the one it was, because one made in inference mode could not be written to again.
+    If a call replaced a buffer, the old one is put back, because one made in inference mode could not be written to again.
     """
     values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *besides)]
     buffers = [(module._buffers, dict(module._buffers.items())) for module in model.modules()]
     try:
         yield
     finally:
-        for now, then in buffers:  # those of TorchScript are no dict, and have no update
+        for now, then in buffers:  # buffers of TorchScript are no dict, and have no update
             for name, buffer in then.items():
                 if name not in now or now[name] is not buffer:
                     now[name] = buffer
@@ -133,7 +138,7 @@ def unchanged_buffers(model: nn.Module, *besides: Tensor) -> Iterator[None]:
 
 @contextmanager
 def unchanged_afterwards(model: nn.Module) -> Iterator[None]:
-    """Undoes afterwards whatever happens to weights, gradients and buffers."""
+    """This context undoes at its end whatever happened to weights and buffers, and leaves no gradients."""
     try:
         with unchanged_buffers(model, *model.parameters()):
             yield

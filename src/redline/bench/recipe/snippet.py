@@ -30,10 +30,10 @@ _OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def snippet_of(spec: RunSpec) -> str:
-    """The code, with a short timing of its own where the model can be had without Redline.
+    """Returns the code, with a short timing of its own if the model can be had without Redline.
 
-    It is refused where a run would be: what the device cannot do, and what would change nothing about a model that was
-    handed over for it.
+    It is refused where a run would be refused: for what the device cannot do, and for what would change nothing about a model that
+    was handed over for it.
     """
     device = open_device(spec.device)
     with _handed_over(spec.workload) as model:
@@ -68,7 +68,7 @@ def snippet_of(spec: RunSpec) -> str:
 
 @contextmanager
 def _handed_over(workload: WorkloadSpec) -> Iterator[nn.Module | None]:
-    """The live model in the mode its task wants, which is its owner's again afterwards; None where there is none."""
+    """Yields the live model in the mode that its task wants, or None if there is none. Afterwards each module has its old mode again."""
     parts = HANDED_OVER.get(workload.artifact or "", ())
     if not parts:
         yield None
@@ -86,13 +86,13 @@ def _handed_over(workload: WorkloadSpec) -> Iterator[nn.Module | None]:
 
 
 def code_of(spec: RunSpec) -> RecipeCode:
-    """The code that the switches of the recipe write, in the order in which they are applied."""
+    """Returns the code that the switches of the recipe write, in the order in which they are applied."""
     task = spec.workload.task
     kind = resolve_device(spec.device).partition(":")[0]
     code = RecipeCode(task=task, device="cpu" if kind == "cpu" else "cuda")  # torch says cuda to ROCm as well
     switches = switches_of(spec.recipe, task)
     if code.device == "cuda" and "tf32" not in {switch.name for switch in switches}:
-        # Torch allows TF32 in convolutions unless it is told otherwise; this was measured without.
+        # Torch allows TF32 in convolutions unless it is told otherwise, and this recipe was measured without.
         code.flags.append("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False")
     for switch in switches:
         switch.write(code)
@@ -107,7 +107,7 @@ def code_of(spec: RunSpec) -> RecipeCode:
 
 
 def _imports(code: RecipeCode) -> str:
-    """In the order formatters want: Python's own, then torch's; `import` before `from`."""
+    """Returns the imports in the order that formatters want: Python's own before torch's, and `import` before `from`."""
 
     def place(line: str) -> tuple[bool, bool, str]:
         return line.split()[1].partition(".")[0] not in sys.stdlib_module_names, line.startswith("from"), line
@@ -121,6 +121,6 @@ def _title(spec: RunSpec) -> str:
     workload = spec.workload
     task = {"infer": "inference", "train": "training", "generate": "generation"}[workload.task]
     batch = f", batch {workload.batch}" if workload.batch else ""
-    # A name may hold anything; in a docstring only these could end it or be read as an escape.
+    # A name may hold anything. In a docstring only quotes could end it, and only backslashes be read as an escape.
     model = " ".join(workload.model.replace("\\", "/").replace('"', "'").split())
     return f"{model}, {task}{batch}: {spec.recipe}."

@@ -1,1 +1,1 @@
-"""One file per family of optimisation. Adding one is adding a file here."""
+"""Each family of optimisations has one file here. To add a family, add a file."""

@@ -1,8 +1,7 @@
-"""torch.compile with each of its modes and with options, what it tells of itself, and blocks that several processes compile together.
+"""This has torch.compile with its modes and options, what it tells of itself, and blocks that several processes compile together.
 
-Compiling keeps one processor busy and the others idle. Blocks that are compiled one by one can be compiled in any order, also
-before the first step, once it is known with which inputs they are called. Each process compiles some, and finds the others in
-inductor's cache.
+Compiling keeps one processor busy and the others idle. Blocks that are compiled one by one can be compiled in any order, even
+before the first step, once their inputs are known. Each process compiles some blocks, and finds the others in inductor's cache.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from redline.model.work import Facts
 from redline.system.locks import file_lock
 
 GRAPHING_MODES = ("reduce-overhead", "max-autotune")
-"""In these modes inductor records CUDA graphs of its own."""
+"""In these modes inductor records CUDA graphs of its own, so no other graph may be recorded around them."""
 COMBINED = {"combo_kernels": True}
 TUNED = {"coordinate_descent_tuning": True, **COMBINED}
 BY_OPTIONS: dict[str, dict[str, Any]] = {
@@ -52,19 +51,20 @@ BY_OPTIONS: dict[str, dict[str, Any]] = {
     "coordinate-descent": TUNED,
     "pdl": {**TUNED, "triton.enable_pdl": True},
 }
-"""Arguments that are options of inductor rather than a mode of torch.compile."""
+"""These arguments stand for options of inductor and not for a mode of torch.compile."""
 KINDS_OF_SETTINGS: dict[str, tuple[type, str]] = {
     "fullgraph": (bool, "true or false"),
     "dynamic": (bool, "true or false"),
     "backend": (str, "a name"),
 }
-"""What torch.compile itself is told; other options are inductor's."""
+"""These options are torch.compile's own, with the type of their value and how a message names it. All others are inductor's."""
 DECODE_TUNING_S = 45.0
-"""Measured cost of coordinate descent on a decode step, whose layers are alike: 35 to 54 s, and 39 s beside `decode-kernels`."""
+"""Coordinate descent takes about this long on a decode step, whose layers are alike: 35 to 54 s were measured, and 39 s with
+`decode-kernels`."""
 SMALLEST_SHARE = 0.3
 """Blocks with a smaller share of the forward's time leave most of the model as it was when they are compiled one by one."""
 ALIKE = 1.5
-"""The fewest blocks per kind of block: each kind is compiled once, which is what compiling by block saves."""
+"""There must be at least this many blocks per kind. Each kind is compiled once, which is what compiling by block saves."""
 
 
 @registered
@@ -114,7 +114,7 @@ class Compile(RecipeSwitch):
 
     def _settings(self) -> dict[str, Any]:
         given, mode = self.switch.options, self.argument
-        # One process measures one shape: let the compiler specialise on it.
+        # One process measures one shape, so the compiler may specialise on it.
         settings: dict[str, Any] = {"dynamic": False}
         settings |= {name: value for name, value in given.items() if name in KINDS_OF_SETTINGS}
         options = BY_OPTIONS.get(mode or "", {}) | {name: given[name] for name in given.keys() - settings.keys()}
@@ -155,12 +155,12 @@ class Compile(RecipeSwitch):
         return little if blocks.share < SMALLEST_SHARE else None
 
     def is_doubtful(self, facts: Facts) -> bool:
-        # Kernels that draw random numbers could not be combined (pytorch issue 168124).
+        # Kernels that draw random numbers cannot be combined (pytorch issue 168124).
         return bool(self.options.get("combo_kernels")) and facts.draws_random_numbers
 
     def apply(self, setup: Setup) -> None:
         if self.options.get("freezing"):
-            # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
+            # Dynamo looks at the global switch and not at the options. Without the switch every weight stays an input.
             from torch._inductor import config
 
             config.freezing = True
@@ -173,19 +173,19 @@ class Compile(RecipeSwitch):
         elif self.task == "generate":
             if self.reads_rows:
                 store_inputs(model)
-            # The prompt has another shape, and is read once per text.
+            # Only the step of one token is compiled, because the prompt has another shape and is read once per text.
             setup.decode = torch.compile(NextToken(setup.model), **self.settings)
         else:
             setup.model = torch.compile(setup.model, **self.settings)
         setup.shortens_launches = True
-        # Tells graph trees that the outputs of the step before may be overwritten.
+        # This tells graph trees that the outputs of the step before may be overwritten.
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
         setup.after_first_call.append(self._refuse_to_have_compiled_nothing)
         if self.argument == "reduce-overhead" and not setup.device.is_accelerator:
             setup.notes[self.name] = "reduce-overhead makes no graphs on a CPU"
 
     def _refuse_to_have_compiled_nothing(self) -> None:
-        """Otherwise the model as it was would be timed under the name of the compiled one."""
+        """Raises a `BenchError` if nothing was compiled, because the plain model would be timed under the name of the compiled one."""
         if not compilations():
             name = str(self.switch)
             why = f"{name}: torch.compile compiled nothing of this model"
@@ -217,12 +217,12 @@ def _is_inductor_option(name: str) -> bool:
 
 
 def _dynamo(name: str) -> Any:
-    """Dynamo's counts so far; an empty dict if dynamo has not been loaded."""
+    """Returns dynamo's counts so far, or an empty dict if dynamo has not been loaded."""
     return getattr(sys.modules.get("torch._dynamo.utils"), name, {})
 
 
 def compilations() -> int:
-    """Returns the number of graphs compiled so far; a rise means that the steady state is not reached."""
+    """Returns the number of graphs that were compiled so far. If it rises, the steady state is not reached."""
     counters = _dynamo("counters")
     return int(counters["stats"]["unique_graphs"]) + int(counters["stats"]["calls_captured"]) if counters else 0
 
@@ -235,14 +235,14 @@ def compile_seconds() -> float | None:
 
 
 def graph_breaks() -> int | None:
-    """Returns how often the compiler has given up a graph in the middle and begun another; None if it is not loaded."""
+    """Returns how often the compiler has given up a graph in the middle and begun another, or None if it is not loaded."""
     if "torch._dynamo.utils" not in sys.modules:
         return None
     return sum(int(count) for count in _dynamo("counters")["graph_break"].values())
 
 
 def cache_state() -> Literal["cold", "warm", "mixed"] | None:
-    """Returns whether inductor's cache on disk already had what was compiled."""
+    """Returns whether inductor's cache on disk already had what was compiled, or None if nothing was looked up."""
     counters = _dynamo("counters")
     for table, prefix in (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache")) if counters else ():
         count = counters[table]
@@ -253,19 +253,20 @@ def cache_state() -> Literal["cold", "warm", "mixed"] | None:
 
 
 Call = tuple[nn.Module, Any]
-"""A call has a block, and the positional and named inputs of its first call in a step."""
+"""A call consists of a block, and of the positional and named inputs of its first call in a step."""
 
 
 def compile_together(setup: Setup, spec: RunSpec) -> None:
-    """Compile the blocks that compile themselves when called, beside other processes that do the same.
+    """Compiles the blocks that compile themselves when called, beside other processes that do the same.
 
-    If a block cannot be called by itself, the first step compiles them; what cannot be compiled breaks here as it would there.
+    If a block cannot be called by itself, the first step compiles them. What cannot be compiled breaks here as it would there.
     """
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.runtime import runtime_utils
 
     utilities: Any = runtime_utils
-    folder = Path(utilities.cache_dir()) / "redline-locks"  # processes with another cache share nothing
+    # Processes with another cache share no programs, so they share no locks.
+    folder = Path(utilities.cache_dir()) / "redline-locks"
     folder.mkdir(parents=True, exist_ok=True)
     program = msgspec.json.encode((spec.workload, spec.recipe, spec.device))
     devices = [setup.device.torch_device] if setup.device.is_accelerator else []
@@ -285,8 +286,8 @@ def compile_together(setup: Setup, spec: RunSpec) -> None:
 
 
 def in_turns(works: Sequence[tuple[Path, Callable[[], None]]]) -> None:
-    """Do all of these, each under its lock, beginning with those that no other process is busy with: what it has done is quick
-    to do again."""
+    """Does all of these works, each under its lock, and begins with those that no other process is busy with. What another process has
+    done is quick to do again."""
     left = list(works)
     while left:
         count = len(left)
@@ -302,7 +303,7 @@ def in_turns(works: Sequence[tuple[Path, Callable[[], None]]]) -> None:
 
 
 def _first_calls(setup: Setup) -> list[Call]:
-    """Returns the first call of each block, as a step without a compiler makes it."""
+    """Returns the first call of each block, as a step without the compiler makes it."""
     found: dict[nn.Module, Any] = {}
     with ExitStack() as stack:
         for name in setup.compiled_blocks:
@@ -315,10 +316,10 @@ def _first_calls(setup: Setup) -> list[Call]:
 
 
 def _run(setup: Setup, calls: Sequence[Call]) -> None:
-    """Run blocks forward and, in training, backward: each is compiled when it is first needed."""
+    """Runs blocks forward and, in training, backward. Each of the two is compiled when it is first needed."""
     for block, inputs in calls:
         copies = dict[int, Tensor]()
-        # The same values, with a gradient that ends here; a tensor that is passed twice stays one.
+        # The inputs have the same values, and their gradients end here. A tensor that is passed twice stays one tensor.
         args, kwargs = pytree.tree_map_only(
             Tensor,
             lambda leaf: copies.setdefault(id(leaf), leaf.detach().requires_grad_(leaf.requires_grad)),  # noqa: B023
@@ -333,7 +334,8 @@ def _run(setup: Setup, calls: Sequence[Call]) -> None:
 
 
 def _kind(call: Call) -> str:
-    """Returns the part of a call that can be seen from outside: blocks of one kind share a compiled program, unless constants in them differ."""
+    """Returns the part of a call that can be seen from outside. Blocks of one kind share a compiled program, unless constants inside
+    differ."""
 
     def described(leaf: Any) -> object:
         if isinstance(leaf, Tensor):

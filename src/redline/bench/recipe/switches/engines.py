@@ -1,7 +1,6 @@
-"""Engines other than torch.compile: ONNX Runtime, TensorRT and TorchScript. The model is exported at the timed shape.
+"""This has the engines other than torch.compile: ONNX Runtime, TensorRT and TorchScript. The model is exported at the timed shape.
 
-TensorRT is written from its documentation and has not been run yet. TorchScript is deprecated by torch and kept because
-people still deploy it.
+TensorRT is written from its documentation and has not been run yet. Torch has deprecated TorchScript, but people still deploy it.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from redline.model.work import Facts
 
 
 class _Engine(RecipeSwitch):
-    """Another engine runs a program of its own, made from one example, with BatchNorm folded into it."""
+    """An engine runs a program of its own, which is made from one example and has BatchNorm folded into it."""
 
     stage = COMPILER
     family = "compiler"
     relieves = "both"
     tasks = INFER
     does = Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True)
-    # Autocast is torch's and is not there when an engine computes; layouts are the engine's own business.
+    # Autocast is torch's and does not reach an engine, and layouts are the engine's own business.
     excludes = frozenset({"compile", "torchscript", "onnx", "tensorrt", "amp", "amp-bf16", "channels-last"})
     failing = "cannot run this model"
 
@@ -43,21 +42,22 @@ class _Engine(RecipeSwitch):
         return f"a program made from one example keeps one way, and this model {dependence}" if dependence else None
 
     def is_doubtful(self, facts: Facts) -> bool:
-        """Values that Python reads from tensors are not part of a program: an exporter refuses most models that read."""
+        """Returns whether Python reads values from tensors. They are no part of a program, so an exporter refuses most such models."""
         return bool(facts.reads)
 
     def apply(self, setup: Setup) -> None:
-        """Make the engine's program the model; what goes wrong is a failure of the compiler."""
+        """Makes the engine's program the model. Whatever goes wrong is a failure of the compiler."""
         started = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # exporters warn about their own insides, torch.jit of its retirement
+            # Exporters warn about their own insides, and torch.jit warns of its retirement.
+            warnings.simplefilter("ignore")
             try:
                 setup.model = self.program(setup)
             except BenchError:
                 raise
             except Exception as error:  # these libraries share no class of errors
                 if is_out_of_memory(error):
-                    raise  # a failure of another kind, known by its own error
+                    raise  # this is a failure of another kind, which is known by its own error
                 raise BenchError("compile", f"{self.name} {self.failing}: {self.reason(error)}") from error
         if self.packages:
             taken = f"exported and loaded in {time.perf_counter() - started:.1f} s"
@@ -65,10 +65,13 @@ class _Engine(RecipeSwitch):
 
     @abstractmethod
     def program(self, setup: Setup) -> Any:
-        """Returns what is called in place of the model."""
+        """Returns the program that is called in place of the model."""
 
     def reason(self, error: BaseException) -> str:
-        """An exporter wraps its reason into advice of many lines, ONNX Runtime into codes and a file that is gone by now."""
+        """Returns why it failed, in one line.
+
+        An exporter wraps its reason into advice of many lines, ONNX Runtime into codes and the name of a file that is gone by now.
+        """
         if error.__cause__ is not None:
             return self.reason(error.__cause__)
         return re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", one_line(error))
@@ -84,7 +87,7 @@ class OnnxRuntime(_Engine):
     remarks = ("Needs onnx, onnxscript and onnxruntime.",)
 
     def formats(self, facts: Facts) -> frozenset[str]:
-        """It has no kernels for most operators in bf16."""
+        """Returns fp32 and fp16, because ONNX Runtime has no kernels for most operators in bf16."""
         return frozenset({"fp32", "fp16"})
 
     def refused_by(self, device: Device) -> str | None:
@@ -130,13 +133,13 @@ class TorchScript(_Engine):
     summary = "torch.jit trace, freeze and optimize_for_inference"
     excludes = frozenset({"onnx", "tensorrt"})
     prepare_s = 3.0
-    """About the time to trace a model and to freeze what was traced."""
+    """It takes about this long to trace a model and to freeze what was traced."""
     failing = "cannot trace it"
 
     def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
         if found := super().unsuited(model, facts):
             return found
-        # Inputs that take the other way may come later: no comparison of outputs here would show that.
+        # Inputs that take the other way may come later, and no comparison of outputs here would show that.
         reads = ", ".join(facts.reads[:3]) if facts is not None else ""
         return f"a trace keeps what Python read from the tensors of one example ({reads})" if reads else None
 
@@ -159,7 +162,7 @@ class TorchScript(_Engine):
             return torch.jit.optimize_for_inference(torch.jit.freeze(traced))
 
     def reason(self, error: BaseException) -> str:
-        """Returns its first line, and the next as long as one ends in a comma, where torch.jit breaks its sentences."""
+        """Returns the first line of the error, with the next as long as a line ends in a comma, where torch.jit breaks its sentences."""
         lines = re.sub(r",\s*\n\s*", ", ", str(error).strip()).splitlines() or [""]
         return lines[0].strip()[:300] or type(error).__name__  # it may print whole tensors
 

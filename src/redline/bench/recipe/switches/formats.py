@@ -1,4 +1,4 @@
-"""Number formats: TF32 inside fp32, autocast (AMP), models cast whole, and matrix products quantized by torchao.
+"""These switches change number formats: TF32 inside fp32, autocast (AMP), models cast whole, and products quantized by torchao.
 
 Quantization is neither tried nor recommended unless it is asked for.
 """
@@ -106,7 +106,8 @@ class Bf16(_Precision):
             )
 
     def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
-        """A short comparison cannot see it: in bf16 a count stops at 256, in fp16 at 2048."""
+        """Returns which buffer the forward adds to, if there is one. A short comparison cannot see the harm: in bf16 a count stops at 256,
+        and in fp16 at 2048."""
         if facts is None or not facts.accumulates:
             return None
         name = facts.accumulates[0]
@@ -133,7 +134,7 @@ class Fp16(Bf16):
 
 
 SMALLEST_QUANTIZED_SHARE = 0.1
-"""With a smaller share of the weights, or of the time, a quantized model is the old one with a few rounded layers."""
+"""With a smaller share of the weights or of the time, a quantized model is little else than the old one with a few rounded layers."""
 
 
 class _Quantized(RecipeSwitch):
@@ -141,12 +142,12 @@ class _Quantized(RecipeSwitch):
     family = "quantize"
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "generate")
     does = Capabilities(quantizes=True)
-    # Autocast would cast what goes into a layer whose scales are fp32; models cast whole are what torchao documents.
-    # The engines take the weights out of the model by ways that quantized ones do not go.
+    # Autocast would cast what goes into a layer whose scales are fp32, while torchao documents models that are cast whole.
+    # The engines take the weights out of the model in ways that do not work for quantized ones.
     excludes = frozenset({"int8", "fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
     packages = ("quant", "torchao")
     configs: ClassVar[tuple[str, str]]
-    """The names of torchao's configs: for all of a product, and for weights alone."""
+    """Torchao's configs have these names: the first quantizes both sides of a product, the second the weights alone."""
     carries = (is_plain_linear,)
 
     def __init__(self, switch: Switch, task: Task) -> None:
@@ -157,7 +158,7 @@ class _Quantized(RecipeSwitch):
         is_chosen = f"lambda module, name: is_plain_linear(module, {SIDES[self.name]})"
         self.config = name = self.configs[is_for_weights]
         self.imports = (f"from torchao.quantization import {name}, quantize_",)
-        # Left to itself torchao sets switches of the whole process: inductor's, and TF32 for every other product.
+        # If it is left to itself, torchao sets flags of the whole process: inductor's, and TF32 for every other product.
         self.lines = (f"quantize_(model, {name}(set_inductor_config=False), filter_fn={is_chosen})",)
 
     def unsuited(self, model: nn.Module, facts: Facts | None) -> str | None:
@@ -171,7 +172,7 @@ class _Quantized(RecipeSwitch):
         return little if share < SMALLEST_QUANTIZED_SHARE else None
 
     def _share_of(self, model: nn.Module) -> tuple[float, str]:
-        """The share of the weights in layers that are quantized, and how many parameters these are."""
+        """Returns the share of the weights that are in quantized layers, and how many parameters these are."""
         chosen, everything = {layer.weight for layer in plain_linears(model, self.name)}, list(model.parameters())
         total = sum(parameter.numel() for parameter in everything)
         share = sum(weight.numel() for weight in chosen) / max(total, 1)

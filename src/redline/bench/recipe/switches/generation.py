@@ -1,4 +1,4 @@
-"""Switches for generating text: the cache made once, and kernels for one token."""
+"""These switches are for generating text: a cache that is made once, and kernels for one token."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from redline.model.spec import OptionValue
 from redline.model.work import Facts
 
 MOST_SEQUENCES = 4
-"""Kernels that read a weight for a few rows pay up to here; with more rows, products on tensor cores are as fast."""
+"""Kernels that read a weight for a few rows pay up to this many. With more rows, products on tensor cores are as fast."""
 MOST_POSITIONS = 1_000_000
+"""A static cache may have at most this many positions."""
 
 
 @registered
@@ -75,7 +76,7 @@ class DecodeKernels(RecipeSwitch):
     )
     stage = ATTENTION
     tasks = ("generate",)
-    # Each of these computes the same layers in a way of its own.
+    # Each of these switches computes the same layers in a way of its own.
     excludes = frozenset({"amp", "amp-bf16", "int8", "fp8"})
     needs = (NEEDS_STATIC_CACHE,)
     needs_gpu = "its kernel is Triton's, and a CPU runs none"

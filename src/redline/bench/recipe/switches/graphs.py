@@ -1,7 +1,7 @@
-"""CUDA graphs: a step recorded once and replayed, so that the host launches one thing instead of hundreds.
+"""CUDA graphs record a step once and replay it, so that the host launches one thing instead of hundreds.
 
-What a graph reads and writes stays where it was when it was recorded. So inputs are copied into its own before every
-replay, inside the timing, as whoever deploys it must; and what it returns is overwritten by the next replay.
+What a graph reads and writes stays where it was when it was recorded. So inputs are copied into the graph's own before every
+replay. This is part of the timing, because whoever deploys a graph must do it too. The next replay overwrites what a graph returned.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from redline.model.spec import OptimizerName, Switch, Task
 from redline.model.work import Facts
 
 PADDED = nn.TransformerEncoder
-"""Only its fast path stands in the way: with a mask it reads lengths on the host, which cannot be recorded."""
+"""Only the fast path of this layer stands in the way. With a mask it reads lengths on the host, which cannot be recorded."""
 WARMUPS = 3
-"""Steps before recording, in which libraries pick their algorithms, the compiler compiles and the optimizer makes its state."""
+"""This many steps run before recording, in which libraries pick algorithms, the compiler compiles and the optimizer makes its state."""
 
 
 class Recording:
-    """A recording has work that was recorded over copies of a setup's inputs."""
+    """A recording is work that was recorded over copies of a setup's inputs."""
 
     def __init__(self, setup: Setup, work: Callable[[], Any]) -> None:
         self._setup = setup
@@ -88,7 +88,7 @@ class Recording:
 
 
 class Recorded(ABC):
-    """A step that is recorded at the first call, and replayed from then on."""
+    """Such a step is recorded at its first call, and replayed from then on."""
 
     _setup: Setup
     _recording: Recording | None = None
@@ -100,12 +100,13 @@ class Recorded(ABC):
         return partial(self, mark) if self._recording is None else self._recording.step(mark)
 
     def record(self) -> Recording:
+        """Returns the recording, which is made at the first call."""
         self._recording = self._recording or Recording(self._setup, super().__call__)  # type: ignore[misc]
         return self._recording
 
 
 class GraphedInference(Recorded, InferenceStep):
-    """A forward as one graph."""
+    """A forward is one graph here."""
 
 
 class GraphedTraining(Recorded, TrainingStep):
@@ -126,12 +127,12 @@ class GraphedTraining(Recorded, TrainingStep):
         return step
 
     def record(self) -> Recording:
-        """Record as if the steps before recording had never been: training begins with the first replay."""
+        """Returns a recording that leaves no trace of the steps before it, so that training begins with the first replay."""
         if self._recording is not None:
             return self._recording
         with unchanged_afterwards(self._setup.workload.model):
             recording = super().record()
-        # In place, for the graph holds these very tensors. Zero is where momentum, moments and step counts begin.
+        # The state is set in place, because the graph holds these very tensors. Momentum, moments and step counts begin at zero.
         with torch.no_grad():
             for leaf in pytree.tree_leaves(list(self._optimizer.state.values())):
                 if isinstance(leaf, Tensor):
@@ -144,7 +145,7 @@ class GraphedTraining(Recorded, TrainingStep):
         return recording
 
     def recover(self) -> None:
-        """A replay that broke leaves the graph unusable; the next call records it again."""
+        """Lets the next call record again, because a replay that broke leaves the graph unusable."""
         super().recover()
         self._recording = None
 

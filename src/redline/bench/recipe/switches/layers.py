@@ -1,4 +1,4 @@
-"""Switches for kinds of layers: convolutions (layout, algorithms, patches, gradients), BatchNorm, linear layers and attention."""
+"""These switches are for kinds of layers: convolutions (layout, algorithms, patches, gradients), BatchNorm, linear layers, attention."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ from redline.model.units import counted
 from redline.model.work import Facts
 
 FORMAT_BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Tensors of images and of volumes have these layouts, by their number of axes."""
 
 
 class _ForConvolutions(RecipeSwitch):
@@ -140,10 +141,10 @@ class FoldBatchNorm(RecipeSwitch):
 
 
 SMALLEST_ACTIVATIONS = 0.002
-"""The smallest share of the forward's time in strict fp32 that activations behind linear layers must take. In half precision their
-share is several times as large: 2 % of ViT-B/16's forward on an H200 became 10 %."""
+"""Activations behind linear layers must take at least this share of the forward's time in strict fp32. In half precision their share
+is several times as large: 2 % of ViT-B/16's forward on an H200 became 10 %."""
 FEWEST_CONVOLUTIONS = 3
-"""The first of a model is not moved, and with one more there is little that could run at the same time."""
+"""A model must have this many. Its first convolution is not moved, and with only one more, little can run at the same time."""
 
 
 @registered
@@ -172,7 +173,7 @@ class FusedLinear(RecipeSwitch):
     summary = "ReLU and GELU in the kernel of the linear layer before them (inference, with compile)"
     stage = FLAGS
     tasks = INFER
-    # Autocast does not know the joint kernel; torchao's layers have products of their own.
+    # Autocast does not know the joint kernel, and torchao's layers have products of their own.
     excludes = frozenset({"amp", "amp-bf16", "int8", "fp8"})
     needs = (SwitchNeed(wants=("compile",), reason="torch.compile puts the two together; add compile"),)
     needs_gpu = "the libraries of a CPU have no such kernel in torch"
@@ -215,6 +216,7 @@ class OverlapGradients(RecipeSwitch):
 
 
 ON_CPU = ("flash", "math")
+"""Torch has these kinds of attention for a CPU."""
 
 
 @registered
@@ -268,7 +270,7 @@ def _refused_with(setup: Setup, model: nn.Module, backends: list[SDPBackend]) ->
 
     With no backend at all, a forward goes through only if attention is never called.
     """
-    # A forward in training mode moves the statistics of BatchNorm.
+    # A forward in training mode moves the statistics of BatchNorm, so they are put back.
     untouched = unchanged_afterwards(model) if setup.task == "train" else nullcontext()
     with warnings.catch_warnings(record=True) as said, untouched:
         warnings.simplefilter("always")

@@ -1,6 +1,6 @@
-"""Switches for training and for memory: those that spare it, one that keeps it, and one that spreads it over several ranks.
+"""These switches are for training and for memory: some spare it, one keeps it, and one spreads it over several ranks.
 
-Those that spare memory make no step faster. They pay where a larger batch does.
+Those that spare memory make no step faster. They pay if a larger batch does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redline.bench.workload.step import Setup
 from redline.model.work import Facts
 
 FEW_PAGE_FAULTS = 64
-"""A step with fewer page faults gains nothing: each takes about two microseconds, with the clearing of its page."""
+"""A step with fewer page faults gains nothing, because each takes only about two microseconds, with the clearing of its page."""
 
 
 @registered
@@ -35,7 +35,7 @@ class FusedOptimizer(RecipeSwitch):
     def write(self, code: RecipeCode) -> None:
         code.optimizer_options["fused"] = "True"
         if code.device == "cuda":
-            # Small tensors that share launches with large ones would leave most of the device idle.
+            # Tensors are sorted by size, because small ones that share launches with large ones leave most of the device idle.
             code.model_lines.append("parameters.sort(key=torch.Tensor.numel, reverse=True)")
 
 
@@ -46,7 +46,7 @@ class Checkpointing(RecipeSwitch):
     stage = RECOMPUTE
     relieves = "memory"
     tasks = TRAIN
-    # The state of the random numbers is read before each block, which cannot be recorded.
+    # The state of the random numbers is read before each block, and a graph cannot record that.
     excludes = frozenset({"graphs"})
     carries = (recompute_blocks,)
     lines = ("recompute_blocks(model)",)
