@@ -56,11 +56,11 @@ app = typer.Typer(
 P = ParamSpec("P")
 
 UNNAMEABLE = (errno.ENAMETOOLONG, errno.ELOOP)
-"""What no file can be called, wherever it is asked for."""
+"""These errors mean that no file can be called so, wherever it is asked for."""
 LONGEST_COMPLAINT = 2000
-"""Characters: a value that is quoted may be as long as a command line."""
+"""A complaint has at most so many characters, because a value that is quoted may be as long as a command line."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
-"""What stdout says when it takes no more."""
+"""Writing to stdout raises one of these when it takes no more."""
 
 
 def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
@@ -102,7 +102,7 @@ def _root(
 
 
 CONTEXTS: dict[str, dict[str, Any]] = {
-    # What follows the first word is the script's own: in `redline watch -m package.train` the module is watched.
+    # The words after the first are the script's own: in `redline watch -m package.train` the module is watched.
     "watch": {"allow_interspersed_args": False, "ignore_unknown_options": True},
     # Its flags are read by the program behind it, `--help` among them.
     "micro": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
@@ -165,7 +165,8 @@ def filled(*names: str) -> typer.Typer:
 
 
 def _complain(message: str) -> None:
-    """What a terminal would obey, in a name that the message quotes, is shown as a question mark."""
+    """Prints what is wrong. If a name that the message quotes has characters that a terminal would obey, they are shown as question
+    marks."""
     if len(message) > LONGEST_COMPLAINT:
         message = f"{message[: LONGEST_COMPLAINT * 2 // 3]} … {message[-LONGEST_COMPLAINT // 3 :]}"
     shown = "\n".join(map(printable, message.splitlines()))
@@ -206,7 +207,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """The exit code of the command."""
+    """Runs the command and returns its exit code."""
     for word in sys.argv[1:]:
         if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
             _complain(f"{word!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
@@ -257,7 +258,7 @@ class Interrupts:
 
 
 def _print_what_can_be() -> None:
-    """A character that the terminal's encoding lacks becomes a question mark, not the end of a long measurement.
+    """Makes a character that the terminal's encoding lacks a question mark, rather than the end of a long measurement.
 
     What is printed to a stream that the person has closed goes nowhere.
     """

@@ -53,9 +53,9 @@ class LiveObserver(Observer):
         self._plan: Plan | None = None
         self._round = self._purpose = ""
         self._attempts: dict[str, str] = {}
-        """Of recipes that a search prepares: their number and why they are tried."""
+        """For recipes that a search prepares, this has their number and why they are tried."""
         self._began: dict[str, tuple[float, float]] = {}
-        """By record of a training: when its first epoch was seen, and how much was done by then."""
+        """For each record of a training, this says when its first epoch was seen, and how much was done by then."""
 
     def __enter__(self) -> Self:
         if self._live:
@@ -73,7 +73,7 @@ class LiveObserver(Observer):
         if self._live:
             self._progress.stop()
 
-    # What every verb tells
+    # Every verb tells the following.
 
     def waiting(self, holder: str) -> None:
         self.noted(f"waiting for the GPU: {holder} is using it")
@@ -104,7 +104,7 @@ class LiveObserver(Observer):
         self._move(record, interval_words(rounds, interval, target))
 
     def closed(self, record: RunRecord) -> None:
-        """Its line stops moving and stays, with the result. What a search tries has lines of its own."""
+        """Makes its line stop moving and stay, with the result. What a search tries has lines of its own."""
         row = self.course.closed(record)
         self.forget(record)
         if not self._attempts and not self._purpose:
@@ -119,7 +119,7 @@ class LiveObserver(Observer):
         self.say(f"grid {plan.name}: {len(plan.cells)} cells, {len(plan.cells) - waiting} settled, {waiting} to do")
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
-        # Where processes lie apart, there are more of them than were planned.
+        # If processes lie apart, there are more of them than were planned.
         self._round = f"replicate {number} of {planned}" if number <= planned else f"replicate {number}"
         self.say(self._round)
 
@@ -168,7 +168,7 @@ class LiveObserver(Observer):
         """The model and the recipe, and what else tells a job from its neighbours."""
         workload = record.spec.workload
         parts = [self._round, workload.model, str(record.spec.recipe)]
-        # A gate measures one recipe at two commits: the other one lies in a folder of its own.
+        # A gate measures one recipe at two commits, and the baseline's lies in a folder of its own.
         parts += ["at the baseline's commit"] if record.spec.launch.folder else []
         if self._plan is not None:
             parts += [in_words(name, value_of(record.spec, name)) for name in self._plan.axes]
@@ -176,12 +176,12 @@ class LiveObserver(Observer):
         return " ".join(filter(None, " ".join(parts).splitlines()))
 
     def forget(self, record: RunRecord) -> None:
-        """Take its line off the display."""
+        """Takes its line off the display."""
         if (task := self._tasks.pop(record.id, None)) is not None:
             self._progress.remove_task(task)
 
     def say(self, line: str) -> None:
-        """A line that stays, above what moves."""
+        """Prints a line that stays, above what moves."""
         self._console.print(Text(one_line(line)), soft_wrap=not self._live)
 
     def _standing(self) -> str:

@@ -28,9 +28,9 @@ class Setup(Frozen):
     """How the environment of another commit is made; with nothing given, it runs in this one."""
 
     setup: str = ""
-    """A shell command, run in the root of the checkout: it may install packages, or fetch submodules, which git leaves empty there."""
+    """This shell command is run in the root of the checkout. It may install packages, or fetch submodules, which git leaves empty there."""
     python: str = ""
-    """The interpreter to use, relative to the root of the checkout."""
+    """This is the interpreter to use, relative to the root of the checkout."""
 
 
 class Checkout(Frozen):
@@ -38,17 +38,17 @@ class Checkout(Frozen):
 
     commit: str
     folder: str
-    """Where a worker stands: the counterpart of the folder that the command stands in."""
+    """A worker stands here: it is the counterpart of the folder that the command stands in."""
     python: str = ""
 
     def launch(self, launch: LaunchSpec) -> LaunchSpec:
-        """The same launch, of this commit. Another environment needs a fresh interpreter."""
+        """Returns the same launch, of this commit. Another environment needs a fresh interpreter."""
         door = "spawn" if self.python and launch.door == "fork" else launch.door
         return msgspec.structs.replace(launch, folder=self.folder, python=self.python, door=door)
 
 
 def resolve_commit(ref: str, folder: str | None = None) -> str:
-    """The commit that a ref names in the project of a folder."""
+    """Returns the commit that a ref names in the project of a folder."""
     where = folder or current_folder() or "/"
     if ref.startswith("-") or not ref.isprintable():
         raise UsageError(f"{ref!r} is not a git ref")
@@ -65,7 +65,7 @@ def resolve_commit(ref: str, folder: str | None = None) -> str:
 
 
 def commits_between(good: str, bad: str) -> list[str]:
-    """The commits after `good` up to `bad`, oldest first, along the first parents."""
+    """Returns the commits after `good` up to `bad`, oldest first, along the first parents."""
     where = current_folder() or "/"
     first, last = resolve_commit(good), resolve_commit(bad)
     if _git(where, "merge-base", "--is-ancestor", first, last).returncode != 0:
@@ -75,13 +75,13 @@ def commits_between(good: str, bad: str) -> list[str]:
 
 
 def subject_of(commit: str) -> str:
-    """The first line of a commit's message."""
+    """Returns the first line of a commit's message."""
     return _git(current_folder() or "/", "log", "-1", "--format=%s", commit).stdout.strip()
 
 
 @contextmanager
 def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout]:
-    """A worktree of its own for a ref, removed afterwards; nothing of this checkout is touched."""
+    """Yields a worktree of its own for a ref, and removes it afterwards. Nothing of this checkout is touched."""
     here = current_folder() or "/"
     commit, root, environment = resolve_commit(ref), checkout_of(here), environment or Setup()
     _remove_left_behind(root)

@@ -75,7 +75,7 @@ class Process(Protocol):
 
 @dataclass
 class Line:
-    """The desk's end of one worker."""
+    """A line is the desk's end of one worker."""
 
     connection: socket.socket
     pid: int | None = None
@@ -95,12 +95,12 @@ class Line:
 
     @property
     def is_victim(self) -> bool:
-        """True if it failed because another rank went away or never came."""
+        """Returns true if it failed because another rank went away or never came."""
         return self.failure is not None and any(note.code == "broken-collective" for note in self.failure.notes)
 
 
 class WorkerSession(Session):
-    """One worker, or several ranks."""
+    """This is the session of one worker, or of several ranks."""
 
     def __init__(self, lines: Sequence[Line], log: IO[bytes], launch: LaunchSpec) -> None:
         self._lines = sorted(lines, key=lambda line: line.rank)
@@ -115,7 +115,7 @@ class WorkerSession(Session):
 
     @property
     def pids(self) -> list[int]:
-        """The workers on this machine."""
+        """Returns the process ids of the workers on this machine."""
         return [line.pid for line in self._lines if line.pid is not None]
 
     def begin(self, request: Request) -> None:
@@ -173,7 +173,7 @@ class WorkerSession(Session):
             self._release()
 
     def fail(self, failure: Failure) -> FailureReply:
-        """End every worker, and answer every question with this failure from now on."""
+        """Ends every worker, and answers every question with this failure from now on."""
         self._end()
         self._dead = failure if failure.traceback else msgspec.structs.replace(failure, traceback=log_tail(self._log))
         return FailureReply(failure=self._dead)
@@ -223,7 +223,7 @@ class WorkerSession(Session):
                 line.failed_at = time.monotonic() if line.failure is not None else math.inf
 
     def _hang_up(self, line: Line, nonsense: str = "") -> None:
-        """Note how a worker ended whose connection broke, or that it sent `nonsense`."""
+        """Notes how a worker ended whose connection broke, or that it sent `nonsense`."""
         line.is_gone, line.failed_at = True, min(line.failed_at, time.monotonic())
         if line.failure is None or line.is_victim:
             death: tuple[FailureKind, str] = ("crash", nonsense) if nonsense else self._death_of(line)
@@ -255,7 +255,7 @@ class WorkerSession(Session):
         return self.fail(self._cause(failed))
 
     def _give_up(self) -> None:
-        """A rank failed and others wait for it, or nobody answers in time."""
+        """Ends the session because a rank failed and others wait for it, or because nobody answers in time."""
         failed = [line for line in self._lines if line.failure is not None]
         if failed and not all(line.is_victim for line in failed):
             self.fail(self._cause(failed))
@@ -273,7 +273,7 @@ class WorkerSession(Session):
         self.fail(hanging(places, len(self._lines), self._limit_s))
 
     def _cause(self, failed: Sequence[Line]) -> Failure:
-        """The first failure that no other rank caused, with the rank's number."""
+        """Returns the first failure that no other rank caused, with the rank's number."""
         culprits = [line for line in failed if not line.is_victim] or failed
         first, ranks = min(culprits, key=lambda line: (line.failed_at, line.rank)), len(self._lines)
         failure = first.failure
@@ -300,7 +300,7 @@ class WorkerSession(Session):
         return list({line.process.pid: line.process for line in self._lines if line.process is not None}.values())
 
     def _signal(self, number: signal.Signals) -> None:
-        """To every worker on this machine, with all that it started.
+        """Sends a signal to every worker on this machine, with all that it started.
 
         A worker that has ended gets none, and neither does one whose starter has ended: its number may be somebody else's by now.
         """
@@ -323,7 +323,7 @@ class WorkerSession(Session):
 
 
 def signal_group(process: Process, number: signal.Signals, group: int | None = None) -> None:
-    """Send a signal to the group of a process, or to `group`, as long as the process runs."""
+    """Sends a signal to the group of a process, or to `group`, as long as the process runs."""
     if process.wait(0.0) is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group or process.pid, number)
@@ -336,7 +336,7 @@ def timeout_of(request: Request, launch: LaunchSpec) -> float:
         return launch.close_timeout_s
     if isinstance(request, Prepare | Profile):
         return launch.prepare_timeout_s
-    # What is asked for may itself take this long.
+    # The work that is asked for may itself take this long, so the time for it is added.
     return launch.measure_timeout_s + sum(
         getattr(request, name, 0.0) for name in ("seconds", "deadline_s", "loader_timeout_s")
     )
@@ -368,7 +368,7 @@ def trim_log(log: IO[bytes]) -> None:
 
 
 def log_tail(log: IO[bytes]) -> str:
-    """The last that a worker, or what stands in front of it, wrote to its log."""
+    """Returns the last that a worker, or what stands in front of it, wrote to its log."""
     return _end_of(log, LOG_TAIL_BYTES).decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""What a door opens: a session that answers the messages of `redline.model.protocol`, and the door itself."""
+"""A door opens a session, which answers the messages of `redline.model.protocol`. This module says what both can do."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ class Session(Protocol):
     """A bench to talk to. A failure is a reply, never an exception."""
 
     def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
-        """Send a request and wait for its reply."""
+        """Sends a request and waits for its reply."""
         self.begin(request)
         reply = self.wait(on_progress)
         assert reply is not None  # without a limit of its own it waits for a reply or a failure
         return reply
 
     def begin(self, request: Request) -> None:
-        """Send a request without waiting: several sessions can prepare at the same time. `wait` has the reply."""
+        """Sends a request without waiting: several sessions can prepare at the same time. `wait` has the reply."""
 
     def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
-        """The reply to what was begun; None where it has not come after `timeout_s` seconds (None: however long)."""
+        """Returns the reply to what was begun, or None where it has not come after `timeout_s` seconds (with None it waits however long)."""
 
     def pause(self) -> None:
-        """Keep the bench still while a sibling is measured, also in the middle of a request."""
+        """Keeps the bench still while a sibling is measured, also in the middle of a request."""
 
     def resume(self) -> None: ...
 
     def close(self) -> Closed: ...
 
     def kill(self) -> None:
-        """End it now, whatever it is doing."""
+        """Ends it now, whatever it is doing."""
 
 
 class Door(Protocol):
-    """Opens sessions of one kind."""
+    """A door opens sessions of one kind."""
 
     def open(self, spec: RunSpec | None = None) -> Session:
-        """A fresh bench; `spec` says what it will be asked, for those doors that must know beforehand."""
+        """Returns a session with a fresh bench. `spec` says what it will be asked, for those doors that must know beforehand."""
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""The inline door: the bench in this process. Nothing is isolated, and the verdict says so.
+"""The inline door opens the bench in this process. Nothing is isolated, and the verdict says so.
 
-For live objects that cannot travel, for debugging, and for a caller that is a worker itself.
+It is for live objects that cannot travel, for debugging, and for a caller that is a worker itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class InlineSession(Session):
         return self._bench.handle(self._begun)
 
     def pause(self) -> None:
-        """Nothing runs between two questions."""
+        """Does nothing, because nothing runs between two questions."""
 
     def resume(self) -> None:
-        """Nothing was paused."""
+        """Does nothing, because nothing was paused."""
 
     def close(self) -> Closed:
         reply = self.ask(Close())

@@ -1,4 +1,4 @@
-"""What several ranks answer becomes one answer, and of ranks that hang the one that holds up the others is named."""
+"""This module makes one answer of what several ranks answer, and names the rank that holds up the others if they hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The desk's end of the processes that start workers: what a worker takes over from this process, and how it ended."""
+"""This is the desk's end of the processes that start workers. It says what a worker takes over from this process, and how it ended."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Supervisor:
 
 
 class WorkerProcess:
-    """A process that a supervisor started."""
+    """This is a process that a supervisor started."""
 
     def __init__(self, supervisor: Supervisor, pid: int) -> None:
         self._supervisor = supervisor
@@ -160,7 +160,7 @@ class WorkerProcess:
         return self._supervisor.exit_status(self.pid, timeout_s)
 
     def kill(self) -> None:
-        """End it with all that it started."""
+        """Ends it with all that it started."""
         signal_group(self, signal.SIGKILL)
         self.wait(LEAVE_TIMEOUT_S)
 
@@ -169,18 +169,18 @@ _supervisors: dict[bool, Supervisor] = {}
 
 
 def shared_supervisor(*, forks: bool) -> Supervisor:
-    """The one of this process; starting one that forks costs an import of torch."""
+    """Returns the supervisor of this process. Starting one that forks costs an import of torch."""
     if forks not in _supervisors or not _supervisors[forks].is_alive:
         _supervisors[forks] = Supervisor(forks=forks)
         atexit.register(_supervisors[forks].close)
     return _supervisors[forks]
 
 
-# Where a worker imports from
+# These functions say where a worker imports from.
 
 
 def current_folder() -> str:
-    """Empty where somebody has removed it."""
+    """Returns the working folder, or nothing where somebody has removed it."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def current_folder() -> str:
 
 
 def paths_of(launch: LaunchSpec, *, folder_last: bool = False) -> list[str]:
-    """Where a worker imports from: as this process does, with the modules of `launch.folder`'s project first.
+    """Returns where a worker imports from: as this process does, with the modules of `launch.folder`'s project first.
 
     Entries inside this project's checkout are replaced by their counterparts in the other, so that an editable install
     leads there too. Another interpreter knows its own packages.

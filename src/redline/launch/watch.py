@@ -89,7 +89,7 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str], on_tick:
 
 
 def _is_in_foreground() -> bool:
-    """Whether a terminal's Ctrl-C and Ctrl-\\ reach us, and the script, which is in the same group, by themselves."""
+    """Returns whether a terminal's Ctrl-C and Ctrl-\\ reach us, and the script, which is in the same group, by themselves."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):
@@ -97,7 +97,7 @@ def _is_in_foreground() -> bool:
 
 
 def end_like(exit_code: int) -> int:
-    """What to exit with; does not return where a signal ended the script: that ends us as well."""
+    """Returns what to exit with. It does not return where a signal ended the script, because that ends us as well."""
     if exit_code >= 0:
         return exit_code
     number = -exit_code
@@ -113,7 +113,7 @@ def end_like(exit_code: int) -> int:
 
 
 ROW_BYTES = 32
-"""Of a row: kind, key, value and time, as 64-bit floats."""
+"""A row has so many bytes: kind, key, value and time, as 64-bit floats."""
 
 
 class Reader(Protocol):
@@ -123,7 +123,7 @@ class Reader(Protocol):
 
 
 class ProcessLog:
-    """What one watched process has written so far."""
+    """This holds what one watched process has written so far."""
 
     def __init__(self, stem: str, reader: Reader) -> None:
         self._stem = stem
@@ -133,7 +133,7 @@ class ProcessLog:
         self._number = 0
         self.reader: Any = reader
         self.facts: dict[str, dict[str, Any]] = {}
-        """The last of each kind."""
+        """It has the last fact of each kind."""
 
     def refresh(self) -> None:
         data = self._new(".rows")
@@ -158,7 +158,7 @@ class ProcessLog:
         return self.facts.get(kind, {})
 
     def _new(self, suffix: str) -> bytes:
-        """What has not been read yet."""
+        """Returns what has not been read yet."""
         path = Path(f"{self._stem}{suffix}")
         if not path.exists():
             return b""

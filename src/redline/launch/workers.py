@@ -54,7 +54,7 @@ class WorkerDoor:
         self._launch = launch
         self._sessions: list[WorkerSession] = []
         self._held: list[socket.socket] = []
-        """Ports where ranks meet, and the address where ranks of other machines call."""
+        """These hold ports where ranks meet, and the address where ranks of other machines call."""
 
     def open(self, spec: RunSpec | None = None) -> WorkerSession:
         launch, ranks, log = spec.launch if spec else self._launch, spec.ranks if spec else 1, worker_log()
@@ -97,7 +97,7 @@ class WorkerDoor:
         return WorkerSession(lines, log, launch)
 
     def _joined(self, spec: RunSpec, log: IO[bytes]) -> WorkerSession:
-        """Ranks that others start call here, session after session."""
+        """Returns a session of ranks that others start: they call here, session after session."""
         if not self._held:
             self._held.append(listen_at(spec.launch.rendezvous or ""))
         token, timeout_s = os.environ.get(TOKEN, ""), spec.launch.prepare_timeout_s
@@ -215,7 +215,7 @@ def _last_error(log: IO[bytes]) -> str:
 
 
 def invitation(spec: RunSpec) -> str:
-    """What to run on every machine, for ranks to come to a rendezvous."""
+    """Returns what to run on every machine, for ranks to come to a rendezvous."""
     host, port = split_address("rendezvous", spec.launch.rendezvous or "")
     return (
         f"waiting for {spec.ranks} ranks at {host}:{port}; start on every machine: torchrun --nnodes N --nproc-per-node M "
@@ -242,11 +242,11 @@ def reserved_port() -> socket.socket:
     return held
 
 
-# What vendors' profilers need
+# Vendors' profilers need the following.
 
 
 def run_script(launch: LaunchSpec, requests: Sequence[Request], folder: Path, timeout_s: float) -> None:
-    """A worker behind a command follows a script from a file each time the command starts it."""
+    """Writes a script of requests to a file, which a worker behind a command follows each time the command starts it."""
     script = folder / "requests.msgpack"
     script.write_bytes(write_script(requests))
     tool = launch.command_prefix[0]

@@ -1,1 +1,1 @@
-"""What the operating system and the drivers provide: processes, locks and telemetry."""
+"""The operating system and the drivers provide what is here: processes, locks and telemetry."""

@@ -1,4 +1,4 @@
-"""What a doctor's fact is: a row of a table that says when it holds, what was seen, whether that is well, and how to mend it.
+"""A fact that the doctor knows is a row of a table. The row says when it holds, what was seen, whether that is well, and how to mend it.
 
 Both sides of the door use it: `verbs/doctor.py` for what the system and the drivers tell, `bench/doctor.py` for what only torch knows.
 Of the rows of one name the first that holds is the answer, so that the surest sign comes first and the last needs no condition.
@@ -27,7 +27,7 @@ NODES = {
 }
 """The device files that computing on a GPU of this vendor has to open."""
 GRAPHICS = ("0x03", "0x12")
-"""What the classes of display controllers and of accelerators begin with. A vendor of GPUs may sell network cards, too."""
+"""The classes of display controllers and of accelerators begin with these. A vendor of GPUs may sell network cards, too."""
 
 
 class Fact(NamedTuple):
@@ -42,7 +42,7 @@ class Fact(NamedTuple):
 
 
 def otherwise(thing: Any) -> bool:
-    """The condition of a last row."""
+    """Returns true: this is the condition of a last row."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""Locks between processes, as files the kernel unlocks when their holder dies; one of them lets one run at a time use a GPU.
+"""Locks between processes are files that the kernel unlocks when their holder dies. One of them lets one run at a time use a GPU.
 
 Locks that all users of a machine share live in one folder, wherever a process keeps its temporary files.
 """
@@ -31,7 +31,7 @@ LOCKS = Path("/proc/locks")
 def machine_folder(on_fallback: Callable[[str], None]) -> Path:
     """The folder of locks that every user of this machine sees.
 
-    Where something else stands in its place, the user's own folder, and `on_fallback` receives one line that says so.
+    Where something else stands in its place, it is the user's own folder, and `on_fallback` receives one line that says so.
     """
     problem = _make_shared(MACHINE_FOLDER)
     if problem is None:

@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def give_way() -> None:
-    """Let a measurement on the same machine come first: this process never interrupts another that runs.
+    """Lets a measurement on the same machine come first: this process never interrupts another that runs.
 
     It still gets a small share of processors that are all busy.
     """
@@ -85,7 +85,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of what this process's descendants leave behind, also of daemons. False where only init can."""
+    """Becomes the parent of what this process's descendants leave behind, also of daemons. Returns false where only init can."""
     return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0)
 
 

@@ -16,7 +16,7 @@ _RAPL = Path("/sys/class/powercap")
 
 
 def open_all_cards() -> list[Card]:
-    """Every GPU of the machine, by NVIDIA's library, then by AMD's; none where neither is there."""
+    """Returns every GPU of the machine, by NVIDIA's library, then by AMD's. There are none where neither library is there."""
     return [*open_cards(), *open_amd_cards()]
 
 

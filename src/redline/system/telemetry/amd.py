@@ -11,7 +11,7 @@ from typing import Any
 from redline.system.telemetry.card import Card
 
 UNUSABLE = (ImportError, OSError, AttributeError, KeyError)
-"""What importing amdsmi raises where it is missing, or the library below it is, or does not fit."""
+"""Importing amdsmi raises one of these where it is missing, or where the library below it is missing or does not fit."""
 
 
 def open_amd_cards(pci_address: str | None = None) -> list[AmdCard]:
@@ -37,7 +37,7 @@ class AmdCard(Card):
         self._handle = handle
 
     def _get(self, what: str) -> Any:
-        """What the library says of something; an empty table where it does not."""
+        """Returns what the library says of something, or an empty table where it says nothing."""
         with contextlib.suppress(self._smi.AmdSmiException, AttributeError):
             return getattr(self._smi, f"amdsmi_get_{what}")(self._handle)
         return {}
@@ -80,7 +80,7 @@ _ALL_ONES = (float(0xFFFF), float(0xFFFFFFFF), float(0xFFFFFFFFFFFFFFFF))
 
 
 def number(value: Any) -> float | None:
-    """What amdsmi calls a number: sometimes text, sometimes "N/A", sometimes the all-ones of a missing sensor."""
+    """Returns what amdsmi calls a number: sometimes it is text, sometimes "N/A", sometimes the all-ones of a missing sensor."""
     try:
         parsed = float(value)
     except (TypeError, ValueError):

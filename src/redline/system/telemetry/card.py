@@ -1,4 +1,4 @@
-"""What all GPUs have in common for those who look at them from outside."""
+"""This module has what all GPUs have in common for those who look at them from outside."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Card:
         return None
 
     def facts(self) -> dict[str, Any]:
-        """What does not change: its uuid, driver, limits and modes."""
+        """Returns what does not change: its uuid, driver, limits and modes."""
         return {}
 
     def reading(self) -> dict[str, Any]:
-        """The figures of a `TelemetrySample`."""
+        """Returns the figures of a `TelemetrySample`."""
         return {}
 
     def energy_j(self) -> float | None:
@@ -33,7 +33,7 @@ class Card:
         return None
 
     def processes(self) -> dict[int, int | None] | None:
-        """Bytes by process, None where the driver hides them; None for all where the card does not tell."""
+        """Returns the bytes by process, with None where the driver hides them, or None for all where the card does not tell."""
         return None
 
     def strangers(self, family: Collection[int]) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class Card:
         return ()
 
     def own_memory_bytes(self) -> int | None:
-        """Bytes that the driver counts for this process."""
+        """Returns the bytes that the driver counts for this process."""
         return None
 
 

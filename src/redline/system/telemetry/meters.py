@@ -1,4 +1,4 @@
-"""GPUs, CPU energy and memory of a program's processes, looked at from outside now and then."""
+"""Meters look now and then, from outside, at the GPUs, the CPU energy and the memory of a program's processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Metered:
 
 
 class Meters:
-    """What was seen so far. A figure that a driver does not give, or stops giving, stays unknown.
+    """Meters keep what was seen so far. A figure that a driver does not give, or stops giving, stays unknown.
 
     MIG slices and renamed devices are not found by their uuids, and are then unknown.
     """
@@ -44,7 +44,7 @@ class Meters:
         }
         self._package = EnergyMeter()
         self.resident: list[tuple[float, int]] = []
-        """The memory of all processes of the script, and when they held it."""
+        """This is the memory of all processes of the script, and when they held it."""
         self._began = time.monotonic()
         self._next_look = self._next_whole = 0.0
         self._is_over = threading.Event()
@@ -65,7 +65,7 @@ class Meters:
             self._look_at_processes(pid)
 
     def _look_at_processes(self, pid: int) -> None:
-        """The memory of the script's processes, and who else is on the cards that they use."""
+        """Notes the memory of the script's processes, and who else is on the cards that they use."""
         try:
             script = psutil.Process(pid)
             family = {process.pid: process.memory_info().rss for process in (script, *script.children(recursive=True))}
@@ -76,16 +76,16 @@ class Meters:
             seen.foreign = seen.card.strangers(family)
 
     def _used(self, uuids: set[str]) -> list[_Metered]:
-        """The cards that the script computes on."""
+        """Returns the cards that the script computes on."""
         return [seen for uuid, seen in self._cards.items() if uuid in uuids]
 
     def facts(self, uuids: set[str]) -> dict[str, Any]:
-        """What is known of the first GPU in use."""
+        """Returns what is known of the first GPU in use."""
         known = next((seen.card.facts() for seen in self._used(uuids)), {})
         return {name: value for name, value in known.items() if value is not None}
 
     def telemetry(self, uuids: set[str]) -> tuple[TelemetrySample, ...]:
-        """All looks at the first GPU in use."""
+        """Returns all looks at the first GPU in use."""
         return next((tuple(seen.looks) for seen in self._used(uuids)), ())
 
     def latest(self, uuids: set[str]) -> TelemetrySample | None:
@@ -96,12 +96,12 @@ class Meters:
         return sum(looks) / len(looks) if looks else None
 
     def energy_j(self, uuids: set[str]) -> float | None:
-        """Of the GPUs in use; without one, of the CPU's packages where they can be read."""
+        """Returns the energy of the GPUs in use. Without one it is that of the CPU's packages, where they can be read."""
         meters = [seen.energy for seen in self._used(uuids)] if uuids else [self._package]
         known = [meter.joules for meter in meters if meter.joules is not None]
         return sum(known) if known and len(known) == len(meters) else None
 
-    # Beside the program that holds it
+    # A program that holds its meters can have them look from a thread beside it.
 
     def begin(self) -> None:
         """Looks at the GPUs while this program computes. Without a GPU there is nothing to do, and no thread."""

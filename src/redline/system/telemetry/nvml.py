@@ -23,11 +23,11 @@ THROTTLE_REASONS = {
 }
 
 NEIGHBOUR_PERIOD_S = 2.0
-"""Telling strangers from relatives walks the process table: not more often than this."""
+"""To tell strangers from relatives, we walk the process table. We do not do so more often than this."""
 
 
 def open_card(uuid: str) -> NvmlCard | None:
-    """The card, or None where the library or the card cannot be reached."""
+    """Returns the card, or None where the library or the card cannot be reached."""
     import pynvml
 
     try:
