@@ -52,7 +52,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "micro": "Run micro_benchmarking_pytorch.py with its own flags.",
     },
 }
-"""Every command with the line that `redline --help` shows, by group. Commands of two words are listed below their first."""
+"""This has every command with the line that `redline --help` shows, by group. Commands of two words are listed below their first."""
 
 NOT_PUBLIC = ("micro", "mcp")
 """Commands whose function has another public name, or none."""
@@ -71,11 +71,11 @@ PUBLIC: dict[str, str] = {
     "lightning_callback": "redline.verbs.watch",
     "trainer_callback": "redline.verbs.watch",
 }
-"""Where the public names are that are no verbs."""
+"""These public names are no verbs. Each stands beside the module that has it."""
 
 COMMANDS: dict[str, str] = {name: line for group in GROUPS.values() for name, line in group.items()}
 NAMES = tuple(name for name in COMMANDS if " " not in name)
-"""The commands of one word."""
+"""These are the commands of one word."""
 
 
 def verb_of(command: str) -> Any:

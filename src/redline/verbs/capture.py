@@ -97,7 +97,7 @@ def profile_spec(
     *,
     folder: Path | None = None,
 ) -> Captured:
-    """Time a few blocks, capture a trace, and diagnose it. A worker that fails raises `BenchError`."""
+    """Times a few blocks, captures a trace, and diagnoses it. A worker that fails raises `BenchError`."""
     (spec,) = workspace.checked([as_profiled(spec)])
     record_id = new_id()
     # The trace is kept in the history's folder, and a copy of it in the one that was asked for.
@@ -167,7 +167,7 @@ KEPT = ".memory.json"
 
 
 def keep_memory(row: MemoryRow, workspace: Workspace) -> None:
-    """For the dashboard."""
+    """Keeps a row of memory in the history, for the dashboard."""
     if workspace.keeps:
         workspace.traces.mkdir(parents=True, exist_ok=True)
         (workspace.traces / f"{new_id()}{KEPT}").write_bytes(msgspec.json.encode(row))

@@ -147,7 +147,7 @@ def _row(each: Comparison) -> Row:
     against = "" if each.other_recipe == each.benchmark.recipe else f" against {each.other_recipe}"
     ratio = _ratio_of(each)
     metrics = [] if ratio is None else [ratio, FIRST(each.first_s), OTHER(each.other_s)]
-    # Where the ratio has no number, two times beside it would be one.
+    # If the ratio has no number, two times beside it would amount to one, so they are left out.
     metrics = metrics[:1] if ratio is not None and ratio.is_too_noisy else metrics
     for figure in each.figures:
         if figure.name in UNITS:
@@ -169,7 +169,7 @@ def _row(each: Comparison) -> Row:
 
 
 UNITS = {"p95": "s", "memory": "B"}
-"""What stands in the row of a benchmark beside its time; the parts of a generation have a table of their own."""
+"""The row of a benchmark has these beside its time. The parts of a generation have a table of their own."""
 
 
 def _part_rows(each: Comparison) -> Iterator[Row]:

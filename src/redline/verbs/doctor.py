@@ -27,7 +27,7 @@ DRIVER_FIXES = {
     "NVML_ERROR_LIBRARY_NOT_FOUND": "install the driver with its libraries (libnvidia-ml.so.1); start a container with --gpus all",
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while loaded: reboot, or reload the nvidia kernel modules",
 }
-"""What mends the errors of NVIDIA's management library that have a cause of their own."""
+"""These mend the errors of NVIDIA's management library that have a cause of their own."""
 CAP_SYS_ADMIN = 1 << 21
 """The driver asks for this capability, which the root of a container need not have."""
 PROFILERS = {
@@ -58,7 +58,7 @@ class Driver:
 
     version: str = ""
     cuda: str = ""
-    """The newest CUDA that this driver serves."""
+    """This is the newest CUDA that this driver serves."""
     error: str = ""
     mend: str = ""
 

@@ -74,9 +74,9 @@ class Sheet(msgspec.Struct, kw_only=True):
     """These are the rows behind the figures, with every number in SI units."""
     checks: list[Check] = []
     answers: dict[str, str] = {}
-    """The answer to each question."""
+    """It has the answer to each question."""
     skipped: str | None = None
-    """If the exercise could not be done here: the reason."""
+    """If the exercise could not be done here, this is the reason."""
     example: str | None = None
     """An example of what one would see elsewhere. It is not measured here."""
 
@@ -131,7 +131,7 @@ def _broken(start: str, text: str, width: int) -> list[str]:
 
 @dataclass
 class Lab:
-    """The workspace and the settings that every exercise works with."""
+    """A lab holds the workspace and the settings that every exercise works with."""
 
     workspace: Workspace
     device: str
@@ -142,7 +142,7 @@ class Lab:
     shared: dict[str, float] = field(default_factory=dict)
     """Figures of one exercise that a later one needs."""
     records: list[RunRecord] = field(default_factory=list)
-    """The records of the last run."""
+    """These are the records of the last run."""
 
     @property
     def on_gpu(self) -> bool:
@@ -449,7 +449,7 @@ COUNTERS = {
     "compute": "How busy are the arithmetic units?",
     "lds_conflicts": "How often does shared memory wait for bank conflicts?",
 }
-"""The question that each hardware counter answers."""
+"""Each hardware counter answers the question beside it."""
 
 
 # What they say

@@ -92,12 +92,12 @@ def flops(
 
 
 def module_profile() -> Profile:
-    """A request that times each module."""
+    """Returns a request that times each module."""
     return Profile(path="", active=DEFAULT_STEPS, shapes=False, modules=True)
 
 
 def module_seconds(record: RunRecord) -> dict[str, float]:
-    """Seconds of a step directly in each module, from the record's own trace; empty where modules were not marked."""
+    """Returns the seconds of a step directly in each module, from the record's own trace. It is empty where modules were not marked."""
     if record.trace is None or not Path(record.trace.path).is_file():
         return {}
     found = recorded(read_trace(Path(record.trace.path)))
@@ -224,7 +224,7 @@ def _whole_row(work: WorkCount, times: Mapping[str, float]) -> Row:
 
 
 def _phase_rows(work: WorkCount, measured: Measurement) -> Iterator[Row]:
-    """What each part of a step makes of its time."""
+    """Yields a row on what each part of a step makes of its time."""
     flops = {"forward": work.flops, "backward": work.backward_flops, "optimizer": 0, "step": work.total_flops}
     times = dict(measured.phases_s or ({"forward": measured.step_s} if measured.step_s else {}))
     times |= {"step": measured.step_s} if measured.step_s and measured.task == "train" else {}
@@ -280,7 +280,7 @@ def _module_metrics(one: ModuleWork, work: WorkCount, times: Mapping[str, float]
 
 
 def _bound(one: ModuleWork, ceilings: Ceilings | None) -> LimitedBy | None:
-    """Which of its two limits is the higher one; None where it is not known."""
+    """Returns which of its two limits is the higher one, or None where that is not known."""
     moved, flops = one.bytes + one.backward_bytes, one.flops + one.backward_flops
     peak = ceilings.flops_per_s.get(one.number_format) if ceilings is not None else None
     if ceilings is None or not moved or (flops and peak is None):
@@ -299,7 +299,7 @@ def _other_rows(work: WorkCount) -> Iterator[Row]:
 
 
 def _with_all_inside(modules: tuple[ModuleWork, ...], own_s: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by path, with those of everything below it; empty where no module was timed."""
+    """Returns the seconds by path, with those of everything below it. It is empty where no module was timed."""
     if not own_s:
         return {}
     total = {one.path: own_s.get(one.path, 0.0) for one in modules}

@@ -151,7 +151,7 @@ def gate(
 
 
 class GateSettings(Frozen):
-    """What a [[run]] says beside the settings of what is measured."""
+    """A [[run]] says these things beside the settings of what is measured."""
 
     name: Annotated[str, setting("How reports call it. Default: model, task, recipe and batch.")] = ""
     threshold: Annotated[float, _THRESHOLD] = THRESHOLD
@@ -279,7 +279,7 @@ def _measured_at(record: RunRecord, commit: str) -> bool:
 
 @dataclass
 class Gate:
-    """Benchmarks go through it one after the other, within one budget."""
+    """Benchmarks go through a gate one after the other, within one budget."""
 
     workspace: Workspace
     clock: Clock
@@ -299,7 +299,7 @@ class Gate:
         try:
             (spec,) = self.workspace.checked([asked])
         except (UsageError, SpecError) as error:
-            # What only the other commit can run was broken since; what neither can is a mistake in what was asked.
+            # If only the other commit can run it, it was broken since. If neither can, there is a mistake in what was asked.
             if checkout is None or other is None:
                 raise
             why = note("not-runnable", f"it cannot be measured any more: {error}")
@@ -527,7 +527,7 @@ def junit_of(rows: Sequence[GateRow], baseline: str, *, undecided_ok: bool = Fal
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-# Which commit made it slower
+# The following finds which commit made it slower.
 
 
 def bisected(benchmark: GateBenchmark, between: str, environment: Setup, measuring: Gate, stack: ExitStack) -> Result:

@@ -153,7 +153,7 @@ def _strands(points: Sequence[Point]) -> dict[str, Sequence[Point]]:
 
 @dataclass(frozen=True)
 class _Trend:
-    """One benchmark on one device, over time."""
+    """This is one benchmark on one device, over time."""
 
     seen: SeriesSeen
     versions: str
@@ -222,7 +222,7 @@ def _change(found: Any) -> tuple[float, float, float]:
 
 
 def _figure(trends: Sequence[_Trend]) -> Any:
-    """Throughput over time, each series relative to its first record, and changes as vertical lines."""
+    """Draws throughput over time, each series relative to its first record, and changes as vertical lines."""
     figure, axes = new_figure(9, 4)
     for trend in trends:
         times = [datetime.fromtimestamp(point.created_at) for point in trend.points]
@@ -311,7 +311,7 @@ def rows_of(records: Sequence[RunRecord], kept: History, workspace: Workspace) -
 
 
 def _of_one(record: RunRecord, row: Measurement, status: str) -> Result:
-    """Everything about one record, in plain words."""
+    """Returns everything about one record, in plain words."""
     failure, closed = record.failure, record.closed
     texts = {"": failure and failure.traceback, "printed": closed and closed.printed}
     facts = [Row(facts={"fact": name, "value": value}) for name, value in _facts(record, row, status)]

@@ -68,7 +68,7 @@ def _held(path: Path) -> IO[bytes] | None:
 
 
 def _written(live: Any, path: Path) -> IO[bytes] | None:
-    """Write the file whole or not at all; it is locked before it gets its name."""
+    """Writes the file whole or not at all. The file is locked before it gets its name."""
     try:
         body = cloudpickle.dumps(live)
     except Exception:
@@ -157,7 +157,7 @@ def _feed_parts(value: Any, update: Update, seen: dict[int, tuple[int, Any]]) ->
 
 
 _TELLING = (FunctionType, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
-"""What a class holds that may change what its objects do."""
+"""If a class holds something of these types, it may change what its objects do."""
 
 
 def _feed_class(kind: type, feed: Callable[[Any], None]) -> None:

@@ -32,13 +32,13 @@ DEFAULT = LoadSpec()
 MOST_RATE = 1e7
 """Requests per second: no process counts faster."""
 SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
-"""How long requests arrive at each rate."""
+"""Requests arrive for so many seconds at each rate."""
 LONGEST = 6.0
 """At low rates a run may take up to this many times as long, so that p99 exists."""
 FEWEST_REQUESTS = 750
-"""Enough for p99, with those that settle left out."""
+"""So many requests are enough for p99, with those that settle left out."""
 LEAST_REQUESTS = 5
-"""What a rate must bring within the longest time of a run: below it there is nothing to measure."""
+"""A rate must bring so many requests within the longest time of a run. Below that there is nothing to measure."""
 OVERTIME = 1.5
 """A server that takes this many times as long as the requests took to arrive is over capacity."""
 REFINED = 1.04
@@ -114,10 +114,10 @@ def load(
 
 
 class LoadQuestion(Frozen):
-    """Which rates, and for how long."""
+    """This says which rates are asked for, and for how long."""
 
     rates: tuple[float, ...]
-    """Rising."""
+    """The rates rise."""
     seconds: float
 
 
@@ -169,7 +169,7 @@ def run_rates(
 
 
 class _Load(OneRecord):
-    """The record of a load on its way."""
+    """This is the record of a load on its way."""
 
     def __init__(self, spec: RunSpec, question: LoadQuestion, journal: Journal, observer: Observer) -> None:
         super().__init__(spec, journal, observer)

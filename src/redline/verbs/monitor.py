@@ -64,7 +64,7 @@ TOTALS: tuple[tuple[str, str, str, str, Callable[[Sequence[float]], float | None
     ("peak_temperature_c", "°C", "hottest", "temperature_c", max),
     ("mean_clock_hz", "Hz", "clock", "clock_hz", fmean),
 )
-"""What the looks add up to: name, unit and header of a figure, of which figure of a look it is made, and how."""
+"""The looks add up to these: each has the name, unit and header of a figure, the figure of a look that it is made of, and how."""
 THROTTLED = Figure(name="throttled_s", unit="s", header="throttled")
 TOTAL_COLUMNS = ("device", "mean_utilisation", "energy_j", "mean_power_w", "peak_memory_bytes", "throttled_s")
 
@@ -233,7 +233,7 @@ def look_row(look: Look) -> Row:
 
 
 def looks_table(looks: Sequence[Look]) -> Table:
-    """Every device at this moment."""
+    """Returns a table of every device at this moment."""
     return Table(
         name="looks", title=f"after {format_seconds(looks[0]['at_s'])}", rows=tuple(map(look_row, looks)), columns=SHOWN
     )

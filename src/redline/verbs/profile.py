@@ -68,7 +68,7 @@ class ProfileResult(Result):
     memory: tuple[MemoryRow, ...] = ()
 
     def to_html(self) -> str:
-        """One page with pictures and tables; it fetches nothing."""
+        """Returns one page with pictures and tables. It fetches nothing."""
         if self.profile is None:
             return page(str(self.headline), self, is_file=True)
         return profile_page(self, self.profile, captured_lanes(self.profile))
@@ -504,7 +504,7 @@ def _next(profile: Profile) -> str:
 
 
 def _picture(profile: Profile) -> Any:
-    """The captured step."""
+    """Draws the captured step."""
     lanes = captured_lanes(profile)
     if lanes is None:
         raise UsageError("there is nothing to draw here: a table of kernels has no timeline")

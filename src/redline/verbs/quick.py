@@ -1,4 +1,4 @@
-"""One call for a first look at a model in training: how fast, how good, where the time goes, what is in the way."""
+"""This module is one call for a first look at a model in training: how fast, how good, where the time goes, what is in the way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CAPTURED_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class QuickProfile(Result):
-    """What `run_quick_profile` found."""
+    """This is what `run_quick_profile` found."""
 
     contents: Contents
     training: TrainingSummary

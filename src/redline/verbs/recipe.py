@@ -21,13 +21,13 @@ _HANDED_OVER = "yours"
 
 
 class PlainRecipe(Frozen):
-    """What `redline.recipe` returns. What it applies is the code it shows: nothing else happens to the model."""
+    """`redline.recipe` returns this. What it applies is the code it shows: nothing else happens to the model."""
 
     recipe: str
     task: Task
     code: str
     spec: RunSpec
-    """What it was made for."""
+    """The recipe was made for this."""
 
     def apply(self, model: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Callable[..., Any]:
         """For inference: a function to call in place of the model, made for inputs like these.

@@ -70,7 +70,8 @@ def choose(
     tune: str | None = None,
     workspace: Workspace | None = None,
 ) -> Chosen:
-    """By ids (or beginnings of them), files with records (exported, back-ups, other histories), the name of a sweep or a tune, or the last command with its replicates; else all."""
+    """Chooses records by ids (or beginnings of them), files with records (exported, back-ups, other histories), or the name of a sweep or a
+    tune. Without any of these it is the last command with its replicates, or else all."""
     if sum((bool(what), last, sweep is not None, tune is not None)) > 1:
         raise UsageError("choose records by their ids, by --last, by --sweep or by --tune: one of them")
     files = [Path(word) for word in what if is_file(word)]
@@ -201,7 +202,7 @@ def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history
 
 
 NEXT_S = 5.0
-"""One replicate starts at most this long after the last step of the one before; workers are closed meanwhile."""
+"""One replicate starts at most this long after the last step of the one before, because workers are closed meanwhile."""
 MOST_BEFORE = 200
 """Records that are looked at for earlier replicates."""
 

@@ -84,15 +84,15 @@ class Keeping(Frozen):
 
 @dataclass(kw_only=True)
 class Measured:
-    """What came of a plan: all of it, or as far as it got before Ctrl-C."""
+    """This is what came of a plan: all of it, or as far as it got before Ctrl-C."""
 
     records: list[RunRecord] = field(default_factory=list)
     summary: GridSummary | None = None
-    """Every cell, those that failed or are still to be measured too; None for a single group that is all there."""
+    """It has every cell, also those that failed or are still to be measured. It is None for a single group that is all there."""
     decided: list[list[list[RunRecord]]] = field(default_factory=list)
-    """The replicates of each group whose pairs were to be decided."""
+    """These are the replicates of each group whose pairs were to be decided."""
     is_plan: bool = False
-    """For a dry run: nothing was measured."""
+    """It is true for a dry run, in which nothing was measured."""
     was_interrupted: bool = False
 
 
@@ -191,7 +191,7 @@ def measure(
     the first is measured.
     """
     about = about or {}
-    # With --decide what differs between processes matters more than a narrow interval.
+    # With --decide, what differs between processes matters more than a narrow interval.
     effort = {"effort": "quick"} if how.decide else {}
     name = how.name if how.name is not None else about.get("name")
     check_name(name)
@@ -336,7 +336,7 @@ def _identity_of(cell: Cell, axes: Sequence[str]) -> tuple[str, ...]:
 
 
 def in_reading_order(summary: GridSummary) -> list[tuple[Cell, SettledCell | None]]:
-    """Its cells by model, task, other settings, recipe and size, each in the order in which its values came."""
+    """Returns the cells by model, task, other settings, recipe and size, each in the order in which its values came."""
     sizes = ("prompt", "new_tokens", "batch")
     names = ("model", "task", *(name for name in summary.axes if name not in sizes), "recipe", *sizes)
     columns = {name: [str(value_of(cell.spec, name)) for cell, _ in summary.cells] for name in names}
@@ -426,7 +426,7 @@ def next_of(sound: Sequence[Measurement], rows: Mapping[str, Row]) -> str:
         recipes = list(dict.fromkeys(row.recipe for row in sound))
         line = sound[0].command("run", recipes) if len(recipes) > 1 else None
         return f"{line} --decide" if line else "decide=True measures in fresh processes until every pair is decided"
-    # Of a ladder the fastest: its last rung is where one goes on, not its first.
+    # Of a ladder we take the fastest rung: one goes on from its last rung, not from its first.
     row = best or (
         sound[0] if any(row.vs_first for row in sound) else max(sound, key=lambda row: row.throughput_per_s or 0.0)
     )

@@ -48,12 +48,12 @@ MOST_VIEWERS = 300
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
 SHOWN_POINTS = 200
-"""Of a series so many of the latest records are listed."""
+"""A page of a series lists so many of its latest records."""
 LONGEST_HEADERS = 16384
 FRESH_S = 1.0
 """How long a page, or a look at what is being measured, is served again before it is made anew."""
 SLOWEST_REQUEST_S = 10.0
-"""For the head of a request to arrive: who sends it byte by byte holds a connection no longer than this."""
+"""The head of a request has so long to arrive: who sends it byte by byte holds a connection no longer than this."""
 MAKERS = 2
 """Pages that are made at the same time, so that a crowd does not take the processor from what is being measured."""
 SIGN_OF_LIFE_S = 15.0
@@ -80,7 +80,7 @@ Words = Mapping[str, str]
 T = TypeVar("T")
 
 
-# What each address shows, from the words in the address and behind its question mark
+# These functions say what each address shows, from the words in the address and behind its question mark.
 
 
 def link(table: Table, row: Row) -> str:
@@ -136,14 +136,14 @@ READ = ("model", "a", "b")
 """Words behind the question mark that a page reads; others make no other page."""
 
 
-# What is being measured now, as the measuring processes write it down
+# The measuring processes write down what is being measured now, and the following reads it.
 
 
 class LiveState(Frozen):
-    """What viewers are sent each time it changes."""
+    """Viewers are sent this each time it changes."""
 
     lines: tuple[str, ...] = ()
-    """What is being measured, a line each."""
+    """These say what is being measured, a line each."""
     stored: int = 0
     """Records in the history."""
     latest: str | None = None
@@ -191,7 +191,7 @@ def _record_line(running: RunRecord) -> str:
 
 
 class Shared:
-    """What was made in the last second: viewers who ask for the same cost as much as a single one."""
+    """This holds what was made in the last second, so that viewers who ask for the same cost as much as a single one."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[float, asyncio.Future[Any]]] = {}
@@ -246,7 +246,8 @@ def make_app(workspace: Workspace, names: Sequence[str] = (), token: str | None 
         return token is None or hmac.compare_digest((given or "").encode(), token.encode())
 
     class Viewers(AuthenticationBackend):  # type: ignore[misc]
-        """A viewer comes from this site, or by a link from another, and brings the cookie. Styles and the login are open to all."""
+        """Knows the viewers: a viewer comes from this site, or by a link from another, and brings the cookie. Styles and the login are open
+        to all."""
 
         async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser]:
             headers, path = conn.headers, conn.url.path

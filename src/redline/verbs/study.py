@@ -47,7 +47,7 @@ def experiments() -> list[str]:
 
 
 def save(result: Result, folder: str | Path) -> list[Path]:
-    """Write README.md, pictures, results.csv and results.json of an experiment into a folder."""
+    """Writes README.md, pictures, results.csv and results.json of an experiment into a folder."""
     folder = Path(folder)
     check_folder(folder)
     pictures = []

@@ -120,7 +120,7 @@ def train(
 def train_specs(
     specs: Sequence[RunSpec], workspace: Workspace, *, after: After | None = None, keep: bool = True
 ) -> list[RunRecord]:
-    """Check all specs first, then train one after the other. Without `keep` nothing goes into the history."""
+    """Checks all specs first, then trains one after the other. Without `keep` nothing goes into the history."""
     records = []
     for spec in workspace.checked(specs):
         with workspace.lock(spec.device):
@@ -129,7 +129,7 @@ def train_specs(
     return records
 
 
-# What a training shows
+# The following makes what a training shows.
 
 
 def result_of(records: Sequence[RunRecord], summaries: Sequence[Measurement]) -> Result:
@@ -205,7 +205,7 @@ def bottleneck(training: TrainingSummary) -> str:
 
 
 def _headline(rows: Sequence[Row]) -> Headline:
-    """The fastest training, with what it learned."""
+    """Returns the fastest training, with what it learned."""
     timed = [row for row in rows if row.value("throughput")]
     if not timed:
         return Headline(template="{model} was not trained.", figures={"model": rows[0]["model"]})

@@ -64,7 +64,7 @@ class TuneResult(Result):
 
     tune: TuneRecord
     recorded: Mapping[str, RunRecord]
-    """All records of the search, by id."""
+    """These are all records of the search, by id."""
     summary: TuneSummary
     inputs: Any | None = None
     """The example inputs the search was given."""
@@ -82,7 +82,7 @@ class TuneResult(Result):
 
     @property
     def snippet(self) -> str | None:
-        """The winner as plain PyTorch."""
+        """Returns the winner as plain PyTorch."""
         return self.tune.snippet
 
     @property
@@ -374,7 +374,7 @@ def result_of(
 
 
 def _ranked_row(found: TuneSummary, ranked: Ranked, number: int, per_hour: float | None) -> Row:
-    """A verdict stands only where an interval decides it: what was seen in one process was not raced."""
+    """Returns a row of the ranking. A verdict stands only where an interval decides it: what was seen in one process was not raced."""
     row = ranked.row
     is_winner = found.winner is not None and ranked.recipe == found.winner.recipe
     verdict = ranked.verdict if ranked.low is not None else "not raced"

@@ -1,4 +1,4 @@
-"""What makes a function a verb: `redline NAME` and `redline.NAME(...)` take the same settings, declared once.
+"""This module makes a function a verb: `redline NAME` and `redline.NAME(...)` take the same settings, declared once.
 
     @verb(takes=WORKLOAD, examples=("redline batch resnet50 -r fp16+channels-last",))
     def batch(model: ModelName, *, max_batch: Annotated[int | None, setting("Try no batch larger than this.")] = None, ...) -> Result:
@@ -29,11 +29,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 SHAPE = ("image_size", "classes", "sequence_length", "batch_axis")
 DEVICE = ("device", "threads", "seed")
 WORKLOAD = (*settings_of(WorkloadSpec), *DEVICE)
-"""What is measured."""
+"""These settings say what is measured."""
 ANY_BATCH = tuple(name for name in WORKLOAD if name not in ("batch", "items"))
-"""The same for a verb that chooses the batch itself."""
+"""A verb that chooses the batch itself takes these instead."""
 ONE_STEP = tuple(name for name in WORKLOAD if name not in ("prompt", "new_tokens"))
-"""The same for a verb about one step: a generation has many."""
+"""A verb about one step takes these instead, because a generation has many."""
 MEASURED = ("effort", "no_check", "tail", "max_memory", "door")
 RANKS = ("ranks", "batch_per_rank", "rendezvous")
 ISOLATED = ("max_memory", "door")
@@ -89,18 +89,18 @@ def target(doc: str) -> Any:
 
 @dataclass(frozen=True)
 class Verb:
-    """What is known of a verb beside its function."""
+    """This holds what is known of a verb beside its function."""
 
     takes: tuple[str, ...]
     examples: tuple[str, ...]
     tasks: tuple[str, ...]
-    """The tasks it is for, where those are not all."""
+    """These are the tasks it is for, where those are not all."""
     also: tuple[str, ...]
-    """Which of `plot`, `save` and `report` the command has beside `--json`, `-v` and `-q`."""
+    """The command has these of `plot`, `save` and `report`, beside `--json`, `-v` and `-q`."""
     settings: type | None
-    """A class of settings that several verbs take, besides those of the specs."""
+    """This is a class of settings that several verbs take, besides those of the specs."""
     grid: tuple[str, ...]
-    """Settings of which several values may be given: repeated, joined by commas, or as a range."""
+    """These are settings of which several values may be given: repeated, joined by commas, or as a range."""
 
 
 def verb(

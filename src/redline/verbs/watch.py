@@ -87,7 +87,7 @@ BLOCK_STEPS, MOST_BLOCKS = 1000, 100
 """A record keeps at most so many blocks of so many steps, spread evenly over the run."""
 INTERRUPTS = (-2, -15, 130, 143)
 FEWEST_STEPS = 20
-"""The alarm compares pieces of the run of at least so many steps."""
+"""The alarm compares pieces of the run that have at least so many steps."""
 NOTHING_SEEN = (
     "no optimizer step, backward pass or batch of a DataLoader was seen: the command trains nothing with torch, or its "
     "interpreter ignores PYTHONPATH; a loop of another kind counts its steps by watch.step() in 'with redline.watch() as watch:'"
@@ -111,7 +111,7 @@ BOUND = Figure(name="gain_bound", unit="x", header="at most", doc="How many time
 
 
 def share_of(name: str, text: str) -> float:
-    """`20%` or `0.2`."""
+    """Reads a share from `20%` or `0.2`."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -220,7 +220,7 @@ def run_script(
     name: str | None = None,
     on_rates: Callable[[Rates], None] = lambda rates: None,
 ) -> RunRecord:
-    """Run a training command unchanged and watch its steps; `on_rates` is told of them every few seconds."""
+    """Runs a training command unchanged and watches its steps. `on_rates` is told of them every few seconds."""
     command = script_command(words)
     name = name or script_name(command)
     with tempfile.TemporaryDirectory(prefix="redline-watch-") as folder, _held(workspace, name) as hold:
@@ -264,7 +264,7 @@ def script_name(command: Sequence[str]) -> str:
 
 
 def status_line(rates: Rates) -> str:
-    """How it goes, on one line."""
+    """Returns how it goes, on one line."""
     if not rates.steps:
         return "no step yet"
     shares = (f"{name} {format_share(share)}" for name, share in rates.shares.items() if share >= 0.005)
@@ -362,7 +362,7 @@ class Watch:
 
 
 def watch(*, name: str | None = None, profile: bool = False, workspace: Workspace | None = None) -> Watch:
-    """Watch the training loop inside the `with` block; `profile` also captures five steps of it."""
+    """Watches the training loop inside the `with` block. `profile` also captures five steps of it."""
     return Watch(name, profile, workspace)
 
 

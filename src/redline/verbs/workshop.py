@@ -235,7 +235,7 @@ EFFORTS = {
     "fused-optimizer": ("one argument", "training with many parameters"),
     "cudnn-benchmark": ("one flag", "convolutions at fixed shapes"),
 }
-"""What it takes and when it pays, for switches people ask about; others are listed with their gain alone."""
+"""For switches people ask about, this says what they take and when they pay. Others are listed with their gain alone."""
 
 
 def checklist_of(model: str, workspace: Workspace | None = None) -> Result:

@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Reply)
 
 @dataclass
 class _Opened:
-    """What a workspace has opened so far. Workspaces that are derived from it share this."""
+    """This holds what a workspace has opened so far. Workspaces that are derived from it share this."""
 
     journal: Journal | None
     location: str | PathLike[str] | None
