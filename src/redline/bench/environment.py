@@ -28,6 +28,7 @@ _TELLING_VARIABLES = re.compile(
     r"(TORCH|PYTORCH|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|ONEDNN_|DNNL_|CUDA_|CUBLAS_|CUDNN_|NVIDIA_TF32|HIP_|ROCR_|HSA_|"
     r"MIOPEN_|NCCL_|RCCL_|TRITON_|TORCHINDUCTOR_|LD_PRELOAD|MALLOC_)"
 )
+"""These variables may change what is measured, so the record of a run has them."""
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
 """Variables with such a name are never recorded, because records may be shared."""
 GIT_TIMEOUT_S = 30.0

@@ -241,7 +241,7 @@ class Workbench:
         workload = build_workload(spec.workload, spec.seed, inputs=inputs)
         refuse_no_values(workload.model)
         self._own_step, self.notes = workload.step, workload.notes
-        self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
+        self._ranks.share(workload, spec.workload.batch)  # otherwise the global batch fills the memory of every device
         build_s = time.perf_counter() - started
         settles, sparing = inputs is None, spec.measure.sparing
         if settles and sparing:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from redline.bench.session import BenchSession
 
 _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
+"""The kernel ends the process with the highest number here first."""
 RANKED = "REDLINE_RANKED"
 """This is set in the environment of a forked worker that is one of several ranks."""
 COPY_ARRIVES_S = 0.5
@@ -190,7 +191,9 @@ FIRST_CALL_TIMEOUT_S = 600.0
 NEXT_CALL_TIMEOUT_S = 10.0
 """After a session it calls for this long. If nobody answers by then, everything is measured."""
 _SESSIONS = "REDLINE_RANK_SESSIONS"
+"""A rank on another machine counts its sessions in this variable, because each begins in a fresh interpreter."""
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+"""Torchrun counts in this variable how often it has started the ranks again."""
 OWN_ATTEMPTS = 1000
 """Each session adds this to the attempt, so that ranks do not meet under an attempt that torchrun counts itself."""
 
@@ -201,7 +204,7 @@ def work_for_others(address: str, import_s: float, requested_at: float) -> None:
     connection = _called(address, NEXT_CALL_TIMEOUT_S if sessions else FIRST_CALL_TIMEOUT_S)
     if connection is None:
         if sessions:
-            return  # everything is measured
+            return  # the command is done, because everything is measured
         sys.exit(
             f"no command waits for ranks at {address}: start 'redline run MODEL --ranks N --rendezvous {address}' first"
         )

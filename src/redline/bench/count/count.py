@@ -366,6 +366,7 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
 
 
 SHARES = ("flops", "backward_flops", "other_flops", "bytes", "backward_bytes")
+"""These fields of a module are sums over the operators inside it. Only products count as FLOPs, and the rest as other FLOPs."""
 
 
 def _module_rows(model: nn.Module, counter: WorkCounter) -> Iterator[ModuleWork]:

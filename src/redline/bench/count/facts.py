@@ -49,7 +49,9 @@ WATCHING_FACTOR = 20.0
 MOST_LOOKS, LOOKING_S = 6, 1.0
 """A model that reads values on the host is looked at this often and this long at most, each time on other inputs."""
 DOUBLE = (torch.float64, torch.complex128)
+"""Operators that read numbers of 64 bits are noted, because accelerators compute them far more slowly."""
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Each backend of attention is tried in these formats, because which of them it can do depends on the format."""
 READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
 """These read values without calling an operator if the tensor lies in the host's memory."""
 ACTIVATIONS = ("gelu", "relu", "relu_")
@@ -126,7 +128,7 @@ def _clocked(step: TimedStep, device: Device) -> Clock:
     """Times a few plain steps. It returns how long one takes, how long the host needs to issue it, and how long the device works on it."""
     whole, issued = list[float](), list[float]()
     with step.context():
-        step()  # libraries load, algorithms are picked, the optimizer makes its state
+        step()  # libraries load, pick algorithms, and the optimizer makes its state
         device.synchronize()
         deadline, faults = time.perf_counter() + TIMED_SECONDS, page_faults()
         while len(whole) < TIMED_STEPS and (not whole or time.perf_counter() < deadline):

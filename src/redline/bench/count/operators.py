@@ -27,6 +27,7 @@ Formula = Callable[[Arguments, Any], int]
 """A formula returns the FLOPs of a call from its arguments and its result."""
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+"""In these layouts a tensor stores only some entries, and only stored entries are multiplied."""
 LEFT_SIDES = ("mat1", "batch1", "mat", "sparse", "input", "self")
 """Operators give the left side of their product one of these names. The first that a call has counts: `self` of `addmm` is only added."""
 
@@ -217,6 +218,7 @@ _BY_NAME: list[tuple[str, OperatorKind, Formula | None]] = [
 ]  # fmt: skip
 """Cheap operators are known by their names, without a trailing underscore. The first pattern that is found decides."""
 _PACKED_PRODUCT = re.compile(r"^(linear|conv[123]d)(_add)?(_relu|_leaky_relu|_tanh)?(_dynamic)?(_fp16)?$")
+"""Operators of torch's `quantized` namespace with these names are products whose weight is packed."""
 
 LAYERS: list[tuple[str, LayerKind, OperatorKind]] = [
     (r"linear$", "linear", "matmul"),
@@ -326,7 +328,7 @@ def region_of(tensor: Tensor) -> Region | None:
         return region_of(stored(tensor)[0])
     try:
         storage = tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # a subclass without a storage of its own
+    except (NotImplementedError, RuntimeError):  # this is a subclass without a storage of its own
         return None
     return storage, int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride())
 

@@ -29,6 +29,7 @@ from redline.model.record import DeviceInfo, Memory, TelemetrySample
 from redline.system.telemetry import cpu_name, cpu_temperature_c, package_energy_j
 
 _CACHES = Path("/sys/devices/system/cpu")
+"""Linux tells the caches of each processor here."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """These are the numbers that malloc.h gives to the two settings of `mallopt`."""
 KEEP_ALL = 2**31 - 1

@@ -52,12 +52,12 @@ def unavailable_because() -> str | None:
 
 
 def record_graph(work: Callable[[], Any], warmups: int) -> tuple[Callable[[], None], Any]:
-    """Record work as a CUDA graph on the current device. Returns what replays it, and where its result then lies.
+    """Records work as a CUDA graph on the current device. Returns what replays it, and where its result then lies.
 
-    Snippets contain it as it stands here.
+    Snippets do not contain this function: their templates have code of their own that records.
     """
-    # A stream of its own: what libraries and autograd set up at their first calls must not end up in the graph. What a program puts
-    # on further streams stands back behind it.
+    # The work has a stream of its own, because what libraries and autograd set up at their first calls must not end up in the graph.
+    # The stream has a high priority, so that what a program puts on further streams stands back behind it.
     stream = torch.cuda.Stream(priority=-1)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -48,14 +48,17 @@ _NOT_USERS = {
 }
 """Code in these folders is not the user's: it belongs to the standard library, to installed packages, or to Redline."""
 _TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
+"""TorchScript begins an error with this sentence, and what really went wrong stands in the last line."""
 _NO_ATTENTION_WORDINGS = ("No viable backend", "No available kernel")
 _SYNCHRONIZING_WORDING = "called a synchronizing"
+"""Torch's debug mode warns with this wording if a step waits for the device."""
 DriverProblem = Literal["driver-too-old", "library-mismatch", "no-fabric-manager", "other"]
 _DRIVER_WORDINGS: dict[str, DriverProblem] = {
     "too old": "driver-too-old",
     "Error 803": "library-mismatch",
     "Error 802": "no-fabric-manager",
 }
+"""The driver's problem is told by these wordings in what torch says."""
 _BROKEN_COLLECTIVE_WORDINGS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -63,7 +66,9 @@ _BROKEN_COLLECTIVE_WORDINGS = (
     "watchdog caught collective",
     "nccl communicator was aborted",
 )
+"""NCCL and gloo say this if another rank is gone, in lower case."""
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
+"""Such an error says that torch or the device cannot do something, and that nothing is wrong with the model."""
 
 
 def failure_from(error: BaseException, stage: str) -> Failure:

@@ -23,6 +23,7 @@ from redline.model.errors import BenchError
 from redline.model.units import format_bytes
 
 _STATUS = Path("/proc/self/status")
+"""Linux tells the memory of this process here. Other systems have no such file, and then some figures are missing."""
 NEAR_LIMIT = 0.85
 """A process whose peak reaches this share of its limit probably broke on it: the piece that did not fit counts towards no peak."""
 NAMED = 3

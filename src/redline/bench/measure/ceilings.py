@@ -27,8 +27,10 @@ from redline.model.work import Ceilings
 
 Call = Callable[[], Any]
 Shape = tuple[int, int, int]
+"""A product of an M×K and a K×N matrix has the shape (M, N, K)."""
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""These are the formats of half the length, by the names that the ceilings have."""
 GPU_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 16384), (16384, 8192, 8192))
 """These are M, N and K, the smallest first, because later ones may not fit. In each, every multiprocessor has many tiles to do."""
 CPU_SIZES = (512, 1024, 2048)

@@ -255,6 +255,7 @@ def must_change(setup: Setup, name: str, changes: Any, missing: str) -> None:
 # which no compiler sees, and which autocast on a CPU breaks.
 
 OFF = "    torch.backends.mha.set_fastpath_enabled(False)  # it would pass this recipe by"
+"""A snippet has this line. It is a name because the line must not be written twice."""
 
 
 def leave_fast_path(setup: Setup, kind: type[nn.Module] = nn.MultiheadAttention) -> None:

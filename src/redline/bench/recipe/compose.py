@@ -23,6 +23,7 @@ from redline.model.work import Facts
 COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8")
 """These are the number formats from the finest to the coarsest. A recipe is judged by its coarsest."""
 HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""A model whose own weights have one of these formats cannot be judged by a finer one."""
 
 
 def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:

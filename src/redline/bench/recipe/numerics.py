@@ -61,6 +61,7 @@ from redline.model.spec import Recipe, RunSpec
 
 T = TypeVar("T")
 Method = Literal["outputs", "loss-path", "tokens"]
+"""An inference is compared by its outputs, a training by its losses, and a generation by its tokens and their logits."""
 Cause = Literal["rounding", "asking twice", "another seed", "the format of the loss"]
 """A floor has one of these causes."""
 
@@ -91,6 +92,7 @@ UNRESOLVED: dict[Cause, str] = {
     "the format of the loss": "the loss comes in 16 bits, which alone moves it by {floor:.2g}, so nothing can be compared: "
     "compute it in fp32, as in loss(output.float())",
 }
+"""If the floor is too high to judge anything, the reason says what made it so."""
 SAME = 1e-3
 """Two ways to compute an output may differ by this share of its size."""
 NOT_COMPARED = note(
@@ -469,6 +471,7 @@ def _logit_difference(found: list[Tensor], expected: list[Tensor]) -> Difference
 
 AnyReference = OutputReference | LossReference | GreedyReference
 Timed = InferenceStep | TrainingStep | GenerateStep
+"""A step of each of these kinds is timed and compared."""
 
 
 def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks) -> AnyReference:

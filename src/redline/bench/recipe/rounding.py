@@ -22,6 +22,7 @@ differs by about 16 units in the last place."""
 TF32_DROPPED_BITS = 13
 """TF32 has 10 bits of the 23 that fp32 keeps behind the point."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""In these formats torch itself rounds, when it casts a tensor."""
 QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False}
 """These are the formats of quantized linear layers, and whether the inputs of such a layer are rounded too."""
 HALF_UNITS = {
@@ -29,6 +30,7 @@ HALF_UNITS = {
 }  # fmt: skip
 """This is half a unit in the last place of each format, relative to the number: as far as rounding moves it at most."""
 OWN_FORMATS = {torch.float64: "fp64", torch.complex128: "fp64", **{dtype: name for name, dtype in DTYPES.items()}}
+"""Weights of these types have these formats, and all others count as fp32."""
 
 
 def own_format(model: nn.Module) -> str:

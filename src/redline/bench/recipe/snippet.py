@@ -27,6 +27,7 @@ _TEMPLATES: dict[Task, str] = {
     "generate": "generation.py.j2",
 }
 _OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+"""The classes of `torch.optim` have these names."""
 
 
 def snippet_of(spec: RunSpec) -> str:

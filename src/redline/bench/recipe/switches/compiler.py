@@ -44,7 +44,9 @@ from redline.system.locks import file_lock
 GRAPHING_MODES = ("reduce-overhead", "max-autotune")
 """In these modes inductor records CUDA graphs of its own, so no other graph may be recorded around them."""
 COMBINED = {"combo_kernels": True}
+"""Inductor then puts independent small operators into one kernel, so that the host launches fewer."""
 TUNED = {"coordinate_descent_tuning": True, **COMBINED}
+"""Inductor then also tries settings of every kernel and keeps the fastest, which makes compiling much slower."""
 BY_OPTIONS: dict[str, dict[str, Any]] = {
     "freeze": {"freezing": True},
     "combine": COMBINED,
