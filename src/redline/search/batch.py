@@ -1,4 +1,4 @@
-"""The batch finder: the largest that fits, the throughput knee, the best under a latency target.
+"""This module finds batches: the largest that fits, the knee of the throughput, and the largest that keeps a latency target.
 
 Every batch is tried in a fresh process: a second shape in one process would share its allocator's state and turn
 torch.compile dynamic. So whatever is reported as fitting has fitted, from a cold start.
@@ -32,23 +32,27 @@ from redline.search.observer import Journal, Observer
 from redline.search.run import measure_together
 
 MAX_TRIALS = 8
-"""The search for the largest batch and the knee together takes at most so many."""
+"""The searches for the largest batch and for the knee together take at most this many trials."""
 KNEE_NEIGHBOURHOOD = 1.5
-"""A point this close, as a factor, says enough about the shape of the curve."""
+"""A measured batch within this factor of a wanted one says enough about the shape of the curve there."""
 KNEE_MARGIN, KNEE_WITHIN = 1.03, 1.15
-"""The knee is a batch that was measured: just above where the fit expects it, and not further above than this."""
+"""The knee that is reported must have been measured. A batch `KNEE_MARGIN` times the expected knee is tried, unless one was measured that
+lies between the expected knee and `KNEE_WITHIN` times the batch that would be tried."""
 SLO_SAMPLES = 400
 SLO_SECONDS = 8.0
+"""A trial of latency takes at least `SLO_SAMPLES` samples and may last this long, because a p95 of fewer cannot be promised."""
 SLO_WITHIN = 0.03
+"""The search for the latency target ends when the batch expected to just keep it is at most this share above one that does."""
 SLO_MARGIN = 0.99
-"""The share that is tried of the batch that should just meet the target: half of those that do would not, on the day."""
+"""This share of the batch that should just meet the target is tried, because half of those that just meet it would
+miss it another time."""
 HOPELESS = ("user", "unsupported", "compile", "numerics")
-"""A first trial that breaks like this breaks at any batch; so does one that cannot even open the device."""
+"""The search ends when its first trial fails in one of these ways, because every batch would; so it does when the device cannot be opened."""
 
 
 @dataclass
 class _Finder:
-    """One recipe's search: what it has found so far, and how to try more."""
+    """This is the search for one recipe: it holds what was found so far, and tries more batches."""
 
     spec: RunSpec
     door: Door
@@ -66,7 +70,10 @@ class _Finder:
 
     @property
     def tried(self) -> list[Tried]:
-        """Returns trials that the search for the largest batch goes by; those of latency have another figure of memory."""
+        """Returns the trials by which the largest batch is searched.
+
+        Trials of latency are left out, because their memory is measured in another way.
+        """
         by_memory = (trial for trial in self.found.trials if trial.purpose != "slo")
         return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in by_memory]
 
@@ -85,22 +92,23 @@ class _Finder:
         return any(trial.batch == batch for trial in self.found.trials)
 
     def find_largest(self, most: int) -> None:
-        """Trial, secant, trial, until the bound is near."""
+        """Tries batches, each chosen by what the last ones needed, until the largest batch is known closely enough."""
         while len(self.found.trials) < MAX_TRIALS and (batch := next_batch(self.tried, self.room, most=most)):
             trial = self.attempt(batch, "largest")
             if not self.largest and _is_hopeless(trial):
                 break
-        # However far one asked to look. Where no batch ran, only a lack of memory says so: a model that breaks does that at any.
+        # The bound is that of the memory, however far the caller asked to look. If no batch ran, only trials that ran out of memory
+        # give a bound, because a model that breaks does so at any batch.
         ooms = (trial.batch for trial in self.found.trials if trial.is_oom)
         self.found.upper = bounds(self.tried, self.room).upper if self.largest else min(ooms, default=math.inf)
 
     def find_knee(self) -> None:
-        """Add the points a sound fit still misses, as long as there are trials left."""
+        """Adds the points that a sound fit still lacks, as long as there are trials left."""
         while len(self.found.trials) < MAX_TRIALS and (batch := self._missing_for_knee()):
             self.attempt(batch, "knee")
 
     def _missing_for_knee(self) -> int | None:
-        """The batch whose step time would tell most about the knee; None when it is known well enough."""
+        """Returns the batch whose step time would tell most about the knee; None if the knee is known well enough."""
         points = device_bound(self.found.trials)
         if len({trial.batch for trial in points}) < 2:
             return self._untried(points, [self.largest * 0.8, self.largest * 0.5])
@@ -116,7 +124,7 @@ class _Finder:
         return None if near or at > self.largest or self.was_tried(at) else at
 
     def _untried(self, points: Sequence[BatchTrial], wanted: Sequence[float]) -> int | None:
-        """The first of these batches about which no point says enough."""
+        """Returns the first of these batches about which no measured point says enough."""
         for batch in (round(min(max(value, self._smallest), self.largest)) for value in wanted):
             is_known = any(max(trial.batch / batch, batch / trial.batch) <= KNEE_NEIGHBOURHOOD for trial in points)
             if not is_known and not self.was_tried(batch):
@@ -125,11 +133,11 @@ class _Finder:
 
     @property
     def _smallest(self) -> int:
-        """Normalisation over a batch of one fails in training."""
+        """Returns the smallest batch that is tried: two in training, because normalisation over a batch of one fails there."""
         return 2 if self.spec.workload.task == "train" else 1
 
     def find_under_target(self, slo_p95_s: float) -> None:
-        """Close in on the largest batch that surely keeps the target, by what the fitted curve expects."""
+        """Closes in on the largest batch that surely keeps the target, by what the fitted curve expects."""
         low, high = 0, self.largest + 1
         near = min(self.found.fitting, key=lambda trial: abs(math.log(trial.over(slo_p95_s))))
         batch = self._expected_at(slo_p95_s, near)
@@ -145,7 +153,7 @@ class _Finder:
             batch = expected if low < expected < high else (low + high) // 2
 
     def _expected_at(self, slo_p95_s: float, like: BatchTrial) -> int:
-        """The batch that should just meet the target, if latency follows the step time as it does in `like`."""
+        """Returns the batch that should just meet the target, if latency follows the step time as it does in `like`."""
         if not like.fits:
             return like.batch // 2
         curve, over = curve_of(self.found.trials), like.over(slo_p95_s)
@@ -163,7 +171,7 @@ def search_batch(
     most: int | None = None,
     slo_p95_s: float | None = None,
 ) -> BatchSummary:
-    """Search for one spec (its batch is ignored). `most`: look no further than this batch."""
+    """Searches the batches of one spec, whose own batch is ignored. No batch above `most` is tried."""
     finder = _Finder(spec, door, journal, observer or Observer(), BatchSummary(slo_p95_s=slo_p95_s))
     finder.find_largest(min(most or MOST_ITEMS, MOST_ITEMS))
     if finder.largest:
@@ -174,9 +182,9 @@ def search_batch(
 
 
 def require_batches(specs: Sequence[RunSpec]) -> None:
-    """Refuse specs whose batch cannot be searched.
+    """Refuses specs whose batch cannot be searched.
 
-    The inline door has no process to give: what fits after other batches in one process need not fit in a fresh one.
+    The inline door has no fresh process to give: what fits after other batches in one process need not fit in a fresh one.
     """
     for spec in specs:
         if spec.workload.items is not None:
@@ -188,9 +196,11 @@ def require_batches(specs: Sequence[RunSpec]) -> None:
 
 
 def trial_spec(spec: RunSpec, batch: int, purpose: Purpose) -> RunSpec:
-    """Numerics are left out, because fp32 may not fit where the recipe does. Quick looks are shorter than elsewhere.
+    """Returns the spec of one trial. It does not check numerics, because fp32 may not fit where the recipe does.
 
-    A trial of latency is long enough for a tail to be promised.
+    A trial of little effort is shorter than a quick measurement elsewhere.
+
+    A trial of latency is long enough for its p95 to be promised.
     """
     measure = spec.measure
     times = (
@@ -220,47 +230,50 @@ def _is_hopeless(trial: BatchTrial) -> bool:
 
 
 START = 8
+"""The search begins with this batch."""
 WITHIN = 0.02
-"""Good enough: the bound lies no further above than this."""
+"""The largest batch is known well enough when the bound lies no further above it than this share."""
 
 FIRST_STEP = 0.35
-"""This share of the way to what surely fits is gone from the first trial: it was small, and a small batch says little about large ones."""
+"""After the first trial the search goes this share of the way to what surely fits, because a small batch says little about large ones."""
 NEAR = 1.2
-"""Line and sure bound this close together are believed."""
+"""The line is believed if it ends within this factor of what surely fits."""
 GROWTH = 8.0
-"""The most a batch is multiplied by on a line alone."""
+"""A line alone never multiplies the batch by more than this."""
 FAR, STEP = 0.7, 0.75
-"""If the batch is below this share of the aim, go only this part of the way: the last line should be drawn close to the end."""
+"""If the batch is below the share `FAR` of the aim, the search goes only the part `STEP` of the way, so that the last line is drawn
+close to the end."""
 MARGIN, LEAST_MARGIN = 0.05, 0.008
-"""Stay this much under the aim: of the way left, and of the batch."""
+"""The search stays under its aim by `MARGIN` of the way left, and by `LEAST_MARGIN` of the batch at least."""
 APART = 0.8
-"""Two batches closer than this draw a line of little but rounding."""
+"""A line is drawn only through batches of which the smaller is at most this share of the larger; closer ones would show little but
+rounding."""
 BLIND = 1.25
-"""The batch is multiplied by this if the figures say nothing."""
+"""The batch is multiplied by this factor if the figures of memory say nothing."""
 BACK = 0.6
-"""After a failure that nothing announced: this part of the gap."""
+"""After a failure that no figure announced, the search goes this part of the gap between what ran and what failed."""
 BENDS = 1.02
-"""More than in proportion, by this factor: the curve bends upwards."""
+"""The curve of memory bends upwards if it grew by more than this factor beyond the growth of the batch."""
 ROUNDING_BYTES = 24 * 2**20
 ROUNDING_SHARE = 0.005
-"""How far a memory figure may be off: a segment of the allocator, or what measuring can resolve."""
+"""A memory figure may be off by the larger of these two: a segment of the allocator, or what measuring can resolve."""
 
 
 class Tried(Frozen):
-    """One batch: what it needed, or that it did not run."""
+    """This says what one batch needed, or that it did not run."""
 
     batch: int
     needed_bytes: int | None
-    """None: it did not fit, or broke in another way."""
+    """It is None if the batch did not fit, or broke in another way."""
 
 
 class Room(Frozen):
-    """How much memory there is to fill."""
+    """This says how much memory there is to fill."""
 
     capacity_bytes: int | None
-    """None where nothing says how much there is; then only trying tells."""
+    """It is None if nothing says how much there is; then only trying tells."""
     resident_bytes: int = 0
-    """Taken whatever the batch: weights and optimizer state."""
+    """Weights and optimizer state take this much, whatever the batch."""
 
 
 class _Point(NamedTuple):
@@ -269,12 +282,12 @@ class _Point(NamedTuple):
 
 
 class Bounds(Frozen):
-    """What the trials say about the largest batch."""
+    """These are the bounds of the largest batch, by what the trials say."""
 
     fits: int | None
-    """The largest that ran."""
+    """This is the largest batch that ran."""
     upper: float
-    """It is below this."""
+    """The largest batch that would run is below this."""
 
     @property
     def settled(self) -> bool:
@@ -290,7 +303,7 @@ def bounds(tried: Sequence[Tried], room: Room, most: int | None = None) -> Bound
 
 
 def next_batch(tried: Sequence[Tried], room: Room, *, most: int | None = None, start: int = START) -> int | None:
-    """The batch to try now; None when the largest is known well enough, or nothing fits at all."""
+    """Returns the batch to try now; None if the largest is known well enough, or if nothing fits at all."""
     points, ceiling = _points(tried), _ceiling(tried, most)
     if not points:
         return int(min(start, ceiling)) if not tried else _retreat(tried)
@@ -327,7 +340,7 @@ def _aim(points: Sequence[_Point], room: Room) -> float:
 
 
 def _retreat(tried: Sequence[Tried]) -> int | None:
-    """Nothing has fitted yet: much smaller, down to one."""
+    """Returns a much smaller batch where nothing has fitted yet; None after a batch of one."""
     smallest = min(trial.batch for trial in tried)
     return None if smallest == 1 else max(1, smallest // 4)
 
@@ -348,7 +361,7 @@ def _ceiling(tried: Sequence[Tried], most: int | None) -> float:
 
 
 def _line(points: Sequence[_Point], room: Room) -> float:
-    """Returns where the line through the last two meets the capacity."""
+    """Returns the batch at which a line through the last two points would meet the capacity."""
     if len(points) < 2 or room.capacity_bytes is None:
         return math.inf
     before, last = points[-2:]
@@ -359,7 +372,10 @@ def _line(points: Sequence[_Point], room: Room) -> float:
 
 
 def _parabola(points: Sequence[_Point], room: Room) -> float:
-    """Returns where a parabola through the last three meets the capacity; what is resident stands in for a missing third."""
+    """Returns the batch at which a parabola through the last three points would meet the capacity.
+
+    What is resident, at a batch of zero, stands in for a missing third point.
+    """
     assert room.capacity_bytes is not None
     first = points[-3] if len(points) > 2 else _Point(0, _base(points[-1], room))
     middle, last = points[-2:]
@@ -374,14 +390,14 @@ def _parabola(points: Sequence[_Point], room: Room) -> float:
 
 
 def _bends(points: Sequence[_Point], room: Room) -> bool:
-    """Returns whether memory has grown by more than the batch did: then what was sure is not."""
+    """Returns whether memory has grown by more than the batch did. What surely fits by proportion is not sure then."""
     before, last = points[-2:]
     base = _base(last, room)
     return last.needed - base > BENDS * (before.needed + _rounding(last) - base) * last.batch / before.batch
 
 
 def _base(point: _Point, room: Room) -> int:
-    """Returns what does not grow with the batch, told low: the inputs of the trial were counted with what is resident."""
+    """Returns what does not grow with the batch. It is taken low, because the inputs of the trial were counted with what is resident."""
     return min(round(0.95 * room.resident_bytes), point.needed - _rounding(point))
 
 

@@ -1,4 +1,4 @@
-"""Which recipe is faster? Replicates of fresh processes, held open together and measured in randomly interleaved blocks.
+"""Which recipe is faster? Replicates of fresh processes tell: they are held open together and measured in randomly interleaved blocks.
 
 Interleaving cancels drift; fresh processes average out what differs from process to process (two processes of one
 recipe were seen 4 % apart, each steady to 0.2 %). A race ends as soon as every pair is decided, and is extended twice
@@ -28,25 +28,26 @@ from redline.search.observer import Journal, NoJournal, Observer
 
 REPLICATES = 3
 EXTENSIONS = 2
+"""A race is extended this often before its open pairs are called inconclusive."""
 REPLICATES_PER_EXTENSION = 2
 FEWEST_REPLICATES = 2
-"""With two, Student's factor is 64: only what is very clear is decided then."""
+"""No pair is decided by fewer. With two, Student's factor is 64, so only what is very clear is decided then."""
 FEWEST_ROUNDS = 4
-"""In a replicate: what differs between processes is learned from more replicates, not from more rounds."""
+"""A replicate has at least this many rounds. It needs no more, because only more replicates show how much processes differ."""
 WITHIN_SHARE = 1 / 3
-"""Share of the band: rounds go on until what they leave open inside a replicate is no more than this."""
+"""Rounds go on until what they leave open inside a replicate is no more than this share of the band that counts as a tie."""
 TOO_CROWDED = note("crowded", "did not fit in memory beside the others: opened one after the other instead")
 
 
 @dataclass
 class UntilTold(StopRule):
-    """All entries until the rounds leave little open about any pair, or a replicate's share of the time is used up."""
+    """All entries are visited until the rounds leave little open about any pair, or a replicate's share of the time is used up."""
 
     kind: TimeKind
     planned: int
-    """Replicates that share the time of the spec."""
+    """This many replicates share the time that the spec allows."""
     is_over: Callable[[], bool] = lambda: False
-    """Whether there is no more time for this replicate: few rounds of it tell more than none of the next."""
+    """Says whether there is no more time for this replicate. It ends early then, so that the next has some time too."""
 
     def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
         running = [entry for entry in entries if entry.is_sound and entry.stopped is None]
@@ -79,22 +80,22 @@ class UntilTold(StopRule):
 
 @dataclass
 class Race:
-    """Recipes of one workload, raced replicate by replicate."""
+    """A race measures recipes of one workload replicate by replicate."""
 
     door: Door
     journal: Journal
     observer: Observer
     order: random.Random
     only: TimeKind | None = None
-    """The only kind of block to measure; None: all that a run measures."""
+    """This is the only kind of block to measure; None means all that a run measures."""
     planned: int = REPLICATES
     left_s: Callable[[], float] = lambda: math.inf
-    """Seconds that are left for all of it."""
+    """Returns the seconds that are left for the whole race."""
     replicates: list[list[RunRecord]] = field(default_factory=list)
     in_turns: bool = False
-    """Sessions did not fit in memory together."""
+    """It is True once sessions did not fit in memory together, or cannot be open together: they are then measured one after the other."""
     _before: list[int] = field(default_factory=list)
-    """The order of the last replicate, where the next one has it reversed."""
+    """This is the order of the last replicate, if the next one reverses it."""
 
     @property
     def kind(self) -> TimeKind:
@@ -105,7 +106,7 @@ class Race:
         return pairs_of(self.replicates, self.kind)
 
     def run_replicate(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
-        """One fresh process for each spec; the records come in the order of the specs and are kept."""
+        """Measures each spec in a fresh process, and returns the records in the order of the specs. The race keeps them too."""
         is_inline = any(spec.launch.door == "inline" for spec in specs)
         records = None if self.in_turns or is_inline else self._together(specs)
         if records is None:
@@ -117,11 +118,13 @@ class Race:
     def run_replicates(
         self, planned: Sequence[Sequence[RunSpec]], begun: Sequence[Pending] = ()
     ) -> list[list[RunRecord]]:
-        """Several replicates, each given by its specs, whose processes are all prepared at the same time, and then timed one replicate after the other.
+        """Measures several replicates, each given by its specs, and prepares all of their processes at the same time.
 
-        For those who have little time: a process that was prepared beside others is a little less like one by itself.
-        `begun`: processes that are being prepared already, taken in place of new ones for specs of the same recipe. Where
-        memory does not allow it, or nothing would be prepared together, replicates as usual.
+        One replicate is timed after the other.
+
+        This is for those who have little time: a process that was prepared beside others is a little less like one by itself.
+        `begun` holds processes that are being prepared already, and takes them in place of new ones for specs of the same
+        recipe. If memory does not allow it, or nothing would be prepared together, the replicates are measured as usual.
         """
         if len(planned) == 1 and not begun:
             return [self.run_replicate(planned[0])]
@@ -160,7 +163,7 @@ class Race:
         return [self.run_replicate(specs) for specs in planned]
 
     def _together(self, specs: Sequence[RunSpec]) -> list[RunRecord] | None:
-        """None where memory does not allow it."""
+        """Measures the specs interleaved; returns None if they do not fit in memory together."""
         with self._group(is_shared=len(specs) > 1) as group:
             for position in self._opening_order(len(specs)):
                 entry = group.open(specs[position], position)
@@ -183,7 +186,7 @@ class Race:
         return [done[position] for position in range(len(specs))]
 
     def _until_told(self, still_to_come: int = 0) -> UntilTold:
-        """`still_to_come`: replicates that are prepared already and have as much time as this one."""
+        """Returns the rule for one replicate. As many as `still_to_come` are prepared already, and get as much of the time left as this one."""
         left_s = self.left_s()
         if math.isinf(left_s):
             return UntilTold(self.kind, self.planned)
@@ -191,9 +194,9 @@ class Race:
         return UntilTold(self.kind, self.planned, lambda: self.left_s() <= kept_s)
 
     def _opening_order(self, count: int) -> list[int]:
-        """Returns positions at random, and every other time the reverse of the last.
+        """Returns the positions in random order; every other time it is the reverse of the last.
 
-        What a process owes to its turn (every other one on another socket, the first on a cool device) then cancels out.
+        What a process owes to its turn (every other one runs on another socket, the first finds a cool device) then cancels out.
         """
         if len(self._before) == count:
             order, self._before = self._before[::-1], []
@@ -223,11 +226,11 @@ def decide(
     seed: int = 0,
     before: Sequence[Sequence[RunRecord]] = (),
 ) -> list[list[RunRecord]]:
-    """Measure `specs`, which differ in their recipes alone or are functions, until every pair is decided; returns the replicates.
+    """Measures `specs` until every pair is decided, and returns the replicates. The specs differ in their recipes alone or are functions.
 
     `keep` receives the records of each replicate, whose positions are those of `specs`. A recipe that breaks is out after
-    that replicate; one whose every pair is decided leaves before an extension. `before`: replicates that an earlier
-    process has measured.
+    that replicate; one whose every pair is decided leaves before an extension. `before` holds replicates that an earlier process
+    has measured.
     """
     check_racers(specs, replicates)
     race = Race(door, NoJournal(), observer, random.Random(seed), planned=replicates)
@@ -264,7 +267,7 @@ def decide(
 
 
 def check_racers(specs: Sequence[RunSpec], replicates: int) -> None:
-    """Refuse what cannot be decided. The same recipe may be compared with itself: what then differs is noise."""
+    """Refuses what cannot be decided. The same recipe may be compared with itself: what differs then is noise."""
     if len(specs) < 2:
         raise UsageError(
             "--decide compares at least two recipes (-r A -r B, or -r A -r A to see the noise floor), or two functions"

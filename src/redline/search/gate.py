@@ -1,4 +1,4 @@
-"""Measure a candidate against its baseline until the gate is decided or its time is up.
+"""This module measures a candidate against its baseline until the gate is decided or its time is up.
 
 Where the baseline can be run, both sides are fresh processes measured interleaved, replicate by replicate. Where only
 records of it are left, the candidate is measured in one fresh process after the other.
@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 
 @dataclass
 class GateRun:
-    """Takes one benchmark through the gate."""
+    """A run takes one benchmark through the gate."""
 
     door: Door
     journal: Journal
@@ -48,10 +48,11 @@ class GateRun:
 
     @property
     def broken(self) -> RunRecord | None:
-        """Returns the first process of either side that failed."""
+        """Returns the first record of either side whose process has failed."""
         return next((record for record in (*self.baseline, *self.candidate) if record.failure is not None), None)
 
     def interleaved(self, baseline: RunSpec, candidate: RunSpec) -> None:
+        """Measures both sides in fresh processes, interleaved, replicate by replicate."""
         first, other = names = racer_names([baseline, candidate])
 
         def measure() -> bool:
@@ -66,7 +67,7 @@ class GateRun:
         self._until_decided(names, measure)
 
     def against(self, comparable: Callable[[RunRecord], list[RunRecord]], candidate: RunSpec) -> None:
-        """Against stored records: those that are comparable with the first process of the candidate."""
+        """Measures the candidate against those stored records that are comparable with its first process."""
 
         def measure() -> bool:
             self.candidate += self.one_process(candidate)
@@ -78,11 +79,11 @@ class GateRun:
         self._until_decided(racer_names([candidate]), measure)
 
     def one_process(self, spec: RunSpec) -> list[RunRecord]:
-        """Returns the record of a fresh process, by itself."""
+        """Measures the spec in a fresh process that has the device to itself, and returns its record in a list."""
         return self._race.run_replicate([spec])
 
     def _until_decided(self, names: list[str], measure: Callable[[], bool]) -> None:
-        """Never fewer replicates than a verdict needs; after that, none that would not end in time."""
+        """Measures as many replicates as a verdict needs at least; after that, none is begun that would not end in time."""
         started, longest_s = self.clock(), 0.0
         for number in range(MOST_PROCESSES):
             begun = self.clock()

@@ -1,4 +1,4 @@
-"""A grid and its plan: every setting of a run may have several values; cells that differ in their recipe alone are compared.
+"""This module makes grids and plans. Every setting of a run may have several values; cells that differ in their recipe alone are compared.
 
 A plan knows the keys of its cells before anything runs. The spec key of a record holds the hash of the built model, so
 it comes too late to ask whether a cell is already measured. The plan key stands in for it: the spec, the machine as one
@@ -32,26 +32,26 @@ from redline.model.spec_table import SHARED, for_tasks, specs_from_table, traini
 from redline.store import SettledCell
 
 STRUCTURED = ("model", "recipe", "measure", "launch", "train", "batch_axis")
-"""Settings whose one value may be a list or a table."""
+"""One value of these settings may itself be a list or a table."""
 CHOICES = {"device", *(name for name, declared in SHARED.items() if declared.choices)}
-"""Settings whose values are words without commas, so that several may be written as one text: cpu,cuda."""
+"""The values of these settings are words without commas, so that several may be written as one text: cpu,cuda."""
 WHOLE = {name for name, declared in SHARED.items() if declared.kind is int}
-"""Settings that are whole numbers: a text such as 1,8 or 1..8 means several."""
+"""These settings are whole numbers, so that a text such as 1,8 or 1..8 means several."""
 MOST_DIGITS = 19
-"""Digits of a number written as text. The number itself is checked against the ranges of a spec."""
+"""A number written as text has at most this many digits. The number itself is checked against the ranges of a spec."""
 _DOUBLING = re.compile(rf"(\d{{1,{MOST_DIGITS}}})\.\.(\d{{1,{MOST_DIGITS}}})")
 _NUMBER = re.compile(rf"-?\d{{1,{MOST_DIGITS + 1}}}")
 
 
 def listed(value: Any) -> list[Any]:
-    """Returns one value or several as a list; none for None."""
+    """Returns a list of one value or of several; it is empty for None."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple | set | range) else [value]
 
 
 def parse_numbers(value: Any, what: str = "batch") -> list[int]:
-    """Reads `8`, `[1, 8]`, `"1,8,16"` and `"16..512"`, which doubles from the first to the last."""
+    """Returns the numbers that `8`, `[1, 8]`, `"1,8,16"` or `"16..512"` means; the last form doubles from its first number to its last."""
     numbers: list[int] = []
     for part in (word for item in listed(value) for word in (item.split(",") if isinstance(item, str) else [item])):
         if isinstance(part, int) and abs(part) > MOST_ITEMS:  # before it is written out, which may not be possible
@@ -73,7 +73,7 @@ def parse_numbers(value: Any, what: str = "batch") -> list[int]:
 
 
 class LeftOut(Frozen):
-    """What is not measured: an impossible combination, such as training with a switch for inference, or a missing device."""
+    """This is left out of a plan: an impossible combination, such as training with a switch for inference, or a missing device."""
 
     name: str
     """It is the name of its run, or else its model, task and recipe."""
@@ -83,13 +83,13 @@ class LeftOut(Frozen):
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     cells: list[RunSpec]
-    """One spec for each combination, in the order in which the values were written."""
+    """There is one spec for each combination, in the order in which the values were written."""
     runs: list[str] = field(default_factory=list)
-    """The name of each cell's [[run]]; empty for one without a name."""
+    """These are the names of each cell's [[run]]; a name is empty if the run has none."""
 
 
 def grid_from_tables(tables: Sequence[Mapping[str, Any]], where: str = "") -> Grid:
-    """All cells of all tables of settings: each table is a grid of its own, and may have a `name`."""
+    """Returns the cells of all tables of settings. Each table is a grid of its own, and may have a `name`."""
     try:
         numbered = [_expanded(table) for table in tables]
         number = sum(count for count, _ in numbered)
@@ -109,7 +109,7 @@ def grid_from_tables(tables: Sequence[Mapping[str, Any]], where: str = "") -> Gr
 
 
 def _expanded(table: Mapping[str, Any]) -> tuple[int, Iterable[tuple[str, dict[str, Any]]]]:
-    """How many cells a table has, and a table for each combination of its settings; models and recipes stay lists."""
+    """Returns how many cells a table has, and a table for each combination of its settings; models and recipes stay lists."""
     rest = dict(table)
     name = rest.pop("name", "")
     if not isinstance(name, str):
@@ -131,7 +131,7 @@ def _expanded(table: Mapping[str, Any]) -> tuple[int, Iterable[tuple[str, dict[s
 
 
 def setting_values(setting: str, value: Any) -> list[Any]:
-    """The values of a setting; a single one for settings that are lists by nature, and for models and recipes."""
+    """Returns the values of a setting. There is a single one for settings that are lists by nature, and for models and recipes."""
     if setting in STRUCTURED:
         return [value]
     for part in listed(value):
@@ -148,7 +148,7 @@ def setting_values(setting: str, value: Any) -> list[Any]:
 
 
 def value_of(cell: RunSpec, setting: str) -> Any:
-    """Returns the value of a setting in a spec, wherever it stands there; None where the spec has no such field."""
+    """Returns the value that a setting has in a spec, wherever it stands there; None if the spec has no such field."""
     data = cell.train.data if cell.train is not None else None
     elsewhere = {
         "effort": cell.measure.effort,
@@ -160,14 +160,14 @@ def value_of(cell: RunSpec, setting: str) -> Any:
 
 
 def cell_name(template: str, cell: RunSpec) -> str:
-    """Returns the name of a run, where `{threads}` stands for the value of that setting."""
+    """Returns the name of a run, in which `{threads}` is replaced by the value of that setting."""
     filled = re.sub(r"\{(\w+)\}", lambda found: str(value_of(cell, found[1])), template)
     return re.sub(r"\b1 (loader )?(thread|worker|rank|epoch)s\b", r"1 \1\2", filled)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One combination, to be measured in a process of its own."""
+    """A cell is one combination, to be measured in a process of its own."""
 
     spec: RunSpec
     key: str
@@ -179,9 +179,9 @@ class Cell:
 class Plan:
     name: str
     groups: tuple[tuple[Cell, ...], ...]
-    """Cells of one group differ in their recipe alone and are measured interleaved. In the order of measuring."""
+    """Cells of one group differ in their recipe alone and are measured interleaved. The groups are in the order of measuring."""
     is_kept: bool = True
-    """Its cells have keys by which a later process finds them; without, the keys are mere numbers."""
+    """If it is True, the cells have keys by which a later process finds them; else the keys are mere numbers."""
     left_out: tuple[LeftOut, ...] = ()
 
     @cached_property
@@ -194,12 +194,12 @@ class Plan:
 
 
 def axes_of(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """Settings that are not the same in all cells, apart from model, task and recipe."""
+    """Returns the settings that are not the same in all cells, apart from model, task and recipe."""
     return tuple(name for name in _SETTINGS if len({str(value_of(cell.spec, name)) for cell in cells}) > 1)
 
 
 _SETTINGS = tuple(dict.fromkeys(("device", "threads", "ranks", "batch", *SHARED, "data")))
-"""Settings that tell the rows of a table apart, in the order of its columns."""
+"""These settings tell the rows of a table apart, in the order of its columns."""
 
 
 def make_plan(
@@ -212,11 +212,11 @@ def make_plan(
     decides: bool = False,
     is_kept: bool | None = None,
 ) -> Plan:
-    """Makes a plan from a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out.
+    """Makes a plan from a grid and the bench's answers about it. A mistake is raised, and an impossible combination is left out.
 
-    `decides`: a group is measured until its pairs are decided; functions are then compared with each other too.
-    `is_kept`: a later process may go on with it. A single group, which is settled all at once, is kept only where that is asked for: its keys cost
-    a question about the machine.
+    With `decides` a group is measured until its pairs are decided; functions are then compared with each other too. With `is_kept`
+    a later process may go on with the plan. A single group, which is settled all at once, is kept only where that is asked for,
+    because its keys cost a question about the machine.
     """
     possible = [answer.spec for answer in answers if answer.usage is None]
     left_out: list[LeftOut] = []
@@ -233,7 +233,7 @@ def make_plan(
     def cell_of(number: int, answer: Checked, run: str) -> Cell:
         key = plan_key(answer.spec, answer.fingerprint, places[answer.spec.device]) if is_kept else str(number)
         key = f"decide {key}" if decides else key
-        copies[key] += 1  # the same twice is measured twice
+        copies[key] += 1  # a cell that was asked for twice is measured twice
         return Cell(spec=answer.spec, key=key if copies[key] == 1 else f"{key}~{copies[key]}", run=run)
 
     groups = [[cell_of(*numbered) for numbered in group] for group in together.values()]
@@ -252,24 +252,24 @@ def make_plan(
 
 
 def _comparison(spec: RunSpec, number: int, decides: bool) -> bytes:
-    """The same for cells that are compared: those that differ in their recipe alone. Trainings on data run by themselves."""
+    """Returns a key that cells share if they differ in their recipe alone, and so are compared. Trainings on data run by themselves."""
     if spec.train is not None:
         return str(number).encode()
     workload = spec.workload
-    if decides and workload.task == "step":  # one function against another
+    if decides and workload.task == "step":  # one function is compared with another
         workload = msgspec.structs.replace(workload, model="step", artifact=None)
     return msgspec.msgpack.encode(msgspec.structs.replace(spec, recipe=Recipe(), workload=workload))
 
 
 def _repeated(cell: Cell, replicate: int) -> Cell:
-    """The first keeps the plain key, so that asking for more replicates goes on with what is there."""
+    """Returns the cell of a replicate. The first keeps the plain key, so that asking for more replicates goes on with what is there."""
     if replicate == 1:
         return cell
     return Cell(spec=cell.spec, key=f"{cell.key}-{replicate}", replicate=replicate, run=cell.run)
 
 
 def _left_out(spec: RunSpec, reason: str, possible: Sequence[RunSpec], run: str) -> LeftOut:
-    """A refusal is a mistake, unless its model and its recipe are both possible elsewhere in the grid."""
+    """Returns the combination with its reason. The refusal is raised as a mistake unless model and recipe are both possible elsewhere."""
     model_is_sound = any(other.workload.model == spec.workload.model for other in possible)
     if not (model_is_sound and any(other.recipe == spec.recipe for other in possible)):
         raise UsageError(reason)
@@ -278,7 +278,7 @@ def _left_out(spec: RunSpec, reason: str, possible: Sequence[RunSpec], run: str)
 
 
 def check_name(name: Any) -> None:
-    """Refuse a name that cannot be used later: `redline compare` takes several joined by commas."""
+    """Refuses a name that cannot be used later, because `redline compare` takes several names joined by commas."""
     if name is not None and (not isinstance(name, str) or not name.strip()):
         raise SpecError(f"name must be a text that is not empty, got {name!r}")
     if name is not None and "," in name:
@@ -286,7 +286,7 @@ def check_name(name: Any) -> None:
 
 
 def default_name(cells: Sequence[RunSpec], besides: str = "") -> str:
-    """The same grid has the same name, so that a resume finds it."""
+    """Returns a name that is the same for the same grid, so that a resume finds it."""
     models = list(dict.fromkeys(cell.workload.model for cell in cells))
     first = re.sub(r"[^\w.+-]+", "-", Path(models[0].partition(":")[0]).stem if "/" in models[0] else models[0])
     text = "".join(sorted({spec_key(cell) for cell in cells})) + besides
@@ -296,7 +296,7 @@ def default_name(cells: Sequence[RunSpec], besides: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class GridSummary:
-    """How every cell of a grid stands; None where it is still to be measured."""
+    """The summary says how every cell of a grid stands; None stands for a cell that is still to be measured."""
 
     name: str
     cells: tuple[tuple[Cell, SettledCell | None], ...]
@@ -312,11 +312,11 @@ class GridSummary:
 
     @property
     def sweeps(self) -> bool:
-        """Returns whether more than models and recipes differ: batches, threads, devices, named runs."""
+        """Returns whether cells differ in more than models and recipes: they have other batches, threads or devices, or are named runs."""
         return bool(self.axes) or any(cell.run for cell, _ in self.cells)
 
 
 def standing(plan: Plan, settled: Mapping[str, SettledCell]) -> GridSummary:
-    """How every cell of the plan stands."""
+    """Returns how every cell of the plan stands."""
     cells = tuple((cell, settled.get(cell.key)) for cell in plan.cells)
     return GridSummary(name=plan.name, cells=cells, left_out=plan.left_out)

@@ -1,4 +1,4 @@
-"""The measuring core: sessions of one device held open together and timed in interleaved rounds.
+"""This is the measuring core: sessions of one device are held open together and timed in interleaved rounds.
 
 Drift of clocks, temperature and neighbours then hits all of them alike, and only then may a ratio carry an interval.
 A `Group` opens and times; a `StopRule` decides who takes part in the next round and who is done. `run`, `race` and
@@ -42,23 +42,23 @@ from redline.model.spec import RunSpec
 from redline.search.observer import Journal, Observer
 
 SOLO_BLOCKS = 3
-"""Before a GPU is shared with siblings: what processes that take turns do to each other shows against these."""
+"""A session times this many blocks before it shares a GPU with siblings. They show what processes that take turns do to each other."""
 FEWEST_SOLO_BLOCKS = 2
-"""As many are enough if other processes will say the same again."""
+"""This many solo blocks are enough if other processes will show the same again."""
 
 
 @dataclass
 class Entry:
-    """One session and what came out of it so far."""
+    """An entry is one session that is open and prepared, with what it has measured so far."""
 
     record: RunRecord
     session: Session
     blocks: dict[BlockKind, list[Block]] = field(default_factory=dict)
-    """Those of the rounds; solo blocks are only in the record."""
+    """These are the blocks of the rounds; solo blocks are only in the record."""
     timed_s: float = 0.0
     stopped: StopReason | None = None
     only: TimeKind | None = None
-    """With several kinds of blocks, the one that is wanted."""
+    """If a session could measure several kinds of blocks, this one alone is wanted; None means all of them."""
 
     @property
     def spec(self) -> RunSpec:
@@ -92,49 +92,49 @@ class Entry:
 
 @dataclass
 class Pending:
-    """A session that is being prepared."""
+    """This is a session that is being prepared."""
 
     record: RunRecord
     session: Session
     contended: bool
-    """Others are prepared at the same time, so that its cold start takes longer than alone."""
+    """It is True if others are prepared at the same time, so that its cold start takes longer than alone."""
     reply: Reply | None = None
     stage: str = ""
-    """The stage in which it was last heard of."""
+    """The worker was last heard of in this stage."""
 
 
 class StopRule(ABC):
-    """When to stop measuring."""
+    """A rule decides who takes part in the next round, and when to stop measuring."""
 
     def visited(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Entries of the next round; empty: the measurement is over."""
+        """Returns the entries of the next round; if there are none, the measurement is over."""
         return [entry for entry in entries if entry.stopped is None]
 
     @abstractmethod
     def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
-        """Set `stopped` on entries that are done, after this many rounds of the group."""
+        """Sets `stopped` on entries that are done, after this many rounds of the group."""
 
 
 @dataclass
 class Group:
-    """Context manager: sessions that are open together. Whatever is still open at its end is closed."""
+    """A group is a context manager of sessions that are open together. Whatever is still open at its end is closed."""
 
     door: Door
     journal: Journal
     observer: Observer
     order: random.Random
     is_shared: bool = True
-    """Several sessions are to be measured in turns; else one by itself, which is kept in no group."""
+    """It is True if several sessions are to be measured in turns; else one is measured by itself, and its record names no group."""
     only: TimeKind | None = None
     solo_blocks: int = SOLO_BLOCKS
     pending: list[Pending] = field(default_factory=list)
-    """They are being prepared, or prepared and not yet admitted. They stand still while an entry is timed."""
+    """These sessions are being prepared, or are prepared and not yet admitted. They stand still while an entry is timed."""
     entries: list[Entry] = field(default_factory=list)
-    """They are open and prepared, in the order of opening."""
+    """These sessions are open and prepared, in the order in which they were admitted."""
     done: dict[int, RunRecord] = field(default_factory=dict)
     """The records of what was closed are kept by position."""
     crowded: list[int] = field(default_factory=list)
-    """Positions that ran out of memory beside the others: alone they may fit."""
+    """The specs at these positions ran out of memory beside the others; alone they may fit."""
     rounds: int = 0
     _newcomer: Entry | None = None
 
@@ -154,11 +154,11 @@ class Group:
             self.close(entry)
 
     def open(self, spec: RunSpec, position: int, notes: tuple[Note, ...] = ()) -> Entry | None:
-        """Open a session and prepare it. None: it failed and is done, or there was no room beside the others."""
+        """Opens a session and prepares it. Returns None if it failed and is done, or if there was no room beside the others."""
         return self.admit(self.start(spec, position, notes))
 
     def start(self, spec: RunSpec, position: int, notes: tuple[Note, ...] = (), sharing: Sharing = "alone") -> Pending:
-        """Open a session that prepares itself while others do."""
+        """Opens a session that prepares itself while others do."""
         record = RunRecord(
             id=new_id(), spec=spec, created_at=time.time(), group=self._id, position=position, notes=notes
         )
@@ -171,7 +171,7 @@ class Group:
         return pending
 
     def is_ready(self, pending: Pending, timeout_s: float | None = None) -> bool:
-        """Returns whether it has been prepared, or has failed, after this many seconds (None: however long that takes)."""
+        """Waits this many seconds, or as long as it takes if that is None; returns whether the session is prepared or has failed by then."""
         if pending.reply is None:
 
             def heard(progress: Progress) -> None:
@@ -182,22 +182,22 @@ class Group:
         return pending.reply is not None
 
     def cancel(self, pending: Pending) -> None:
-        """Give up what is being prepared; nothing of it is kept."""
+        """Gives up what is being prepared; nothing of it is kept."""
         self.pending.remove(pending)
         pending.session.kill()
 
     def release(self, pending: Pending) -> None:
-        """It goes on being prepared, for another group."""
+        """Lets go of a session that goes on being prepared, for another group to adopt."""
         self.pending.remove(pending)
 
     def adopt(self, pending: Pending, position: int) -> Pending:
-        """Take over what was started in another group."""
+        """Takes over a session that was started in another group."""
         pending.record = msgspec.structs.replace(pending.record, group=self._id, position=position)
         self.pending.append(pending)
         return pending
 
     def admit(self, pending: Pending) -> Entry | None:
-        """Returns what was prepared, among the entries. None: it failed and is done, or there was no room beside the others."""
+        """Makes an entry of what was prepared. Returns None if it failed and is done, or if there was no room beside the others."""
         self.is_ready(pending)
         has_siblings = bool(self.entries) or pending.contended
         self.pending.remove(pending)
@@ -216,7 +216,7 @@ class Group:
         return None
 
     def _entry(self, pending: Pending) -> Entry:
-        """The entry of a prepared session; its record goes to the journal before it is timed."""
+        """Returns the entry of a prepared session, whose record goes to the journal before it is timed."""
         record, reply = pending.record, pending.reply
         if isinstance(reply, PreparedReply):
             prepared = reply.prepared
@@ -231,10 +231,10 @@ class Group:
         return Entry(record=record, session=pending.session, stopped=record.stopped, only=self.only)
 
     def measure_solo(self, entry: Entry, kind: TimeKind | None = None, *, follows_others: bool = False) -> None:
-        """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for.
+        """Times some blocks of a session that was just prepared, before the next one is; `redline.analyze.blocks` says what for.
 
-        `kind`: of this kind only; the other is rescaled by it. `follows_others`: they have used the device since it was
-        prepared, so that a block passes that is not kept.
+        With `kind` only blocks of this kind are timed, and the other kind is rescaled by them. `follows_others` says that
+        others have used the device since the session was prepared, so that one block passes that is not kept.
         """
         kinds = tuple(each for each in entry.kinds if each == kind) or entry.kinds
         if self.is_shared and entry.is_accelerator:
@@ -250,7 +250,7 @@ class Group:
         self.keep_still(entry)
 
     def measure(self, rule: StopRule, *, solo: bool = False) -> None:
-        """Takes rounds in random order until the rule visits no entry. `solo`: siblings are to come, but none has run yet."""
+        """Takes rounds in random order until the rule visits no entry. `solo` says that siblings are to come, but none has run yet."""
         with self._others_still():
             while visited := rule.visited(self.entries):
                 turn = self._first_turn + self.rounds if len(visited) > 1 else None
@@ -260,10 +260,13 @@ class Group:
                 rule.after_round(self.entries, self.rounds)
 
     def _measure_round(self, entry: Entry, turn: int | None, *, solo: bool) -> None:
-        """`turn`: the processor from which all sessions of this round feed a GPU. The processors of a shared machine differ by
-        half, each for seconds at a time, so that two sessions on two of them would be told apart by that."""
+        """Times one entry's blocks of one round. `turn` is the processor from which all sessions of this round feed a GPU.
+
+        The processors of a shared machine differ by half, each for seconds at a time, so that two sessions on two of them would
+        be told apart by that.
+        """
         entry.session.resume()
-        # On a CPU, having been alone is no state of the device, and a step has all processors.
+        # Only a GPU is fed: on a CPU it makes no difference to have been alone, and a step uses all processors.
         is_fed = entry.is_accelerator
         blocks = self._measure_blocks(
             entry, entry.kinds, self.rounds, solo=solo and is_fed, turn=turn if is_fed else None
@@ -277,7 +280,7 @@ class Group:
 
     @contextmanager
     def _others_still(self) -> Iterator[None]:
-        """Whoever is being prepared would take processors and the device from the one that is timed."""
+        """Pauses whoever is being prepared, who would take processors and the device from the one that is timed."""
         for pending in self.pending:
             pending.session.pause()
         try:
@@ -287,7 +290,7 @@ class Group:
                 pending.session.resume()
 
     def _in_random_order(self, visited: Sequence[Entry]) -> list[Entry]:
-        """Returns them shuffled; who was opened last does not begin its first round, or that turn would be one more solo."""
+        """Returns the entries shuffled. Who was opened last does not begin its first round, or its blocks would be solo ones again."""
         shuffled = self.order.sample(list(visited), len(visited))
         if self._newcomer is not None and shuffled[0] is self._newcomer:
             shuffled.append(shuffled.pop(0))
@@ -296,7 +299,7 @@ class Group:
     def _measure_blocks(
         self, entry: Entry, kinds: Sequence[BlockKind], number: int, *, solo: bool, turn: int | None = None
     ) -> list[Block]:
-        """Returns one block of each kind, in the record and in the journal; fewer where the session breaks."""
+        """Returns one block of each kind, which is in the record and in the journal too; there are fewer if the session breaks."""
         measure, blocks = entry.spec.measure, []
         for kind in kinds:
             request = Measure(
@@ -318,12 +321,12 @@ class Group:
         return blocks
 
     def keep_still(self, entry: Entry) -> None:
-        """An idle CPU worker's threads spin for a while and would disturb the next; a GPU's worker just sleeps."""
+        """Pauses an idle worker on a CPU, whose threads spin for a while and would disturb the next one. A GPU's worker just sleeps."""
         if self.is_shared and not entry.is_accelerator:
             entry.session.pause()
 
     def close(self, entry: Entry) -> RunRecord:
-        """Returns the whole record of a session, which ends here; it was interrupted where no rule has stopped it."""
+        """Ends a session and returns its whole record, which counts as interrupted if no rule has stopped it."""
         if entry in self.entries:
             self.entries.remove(entry)
         needed_bytes = _squeezed(entry)
@@ -343,7 +346,7 @@ class Group:
 
 
 def _squeezed(entry: Entry) -> int | None:
-    """The least memory that would have done, where the spec asks for it; after the timing, which it would disturb."""
+    """Returns the least memory that would have done, if the spec asks for it. It is asked after the timing, which it would disturb."""
     is_whole = entry.is_sound and entry.stopped not in (None, "interrupted")
     if not entry.spec.measure.squeeze_memory or not is_whole:
         return None
@@ -359,13 +362,13 @@ def failure_of(reply: object) -> Failure:
 
 
 class OneRecord:
-    """A record on its way that one session fills with something else than timed blocks: epochs, a load.
+    """This is a record in the making that one session fills with something else than timed blocks, such as epochs or a load.
 
     What breaks becomes its failure, and whatever was kept until then stays.
     """
 
     def __init__(self, spec: RunSpec, journal: Journal, observer: Observer, going_on: RunRecord | None = None) -> None:
-        """`going_on`: a record that was cut off, which is continued."""
+        """`going_on` is a record that was cut off and is continued here."""
         fresh = RunRecord(id=new_id(), spec=spec, created_at=time.time())
         self.record = msgspec.structs.replace(going_on, failure=None, stopped=None) if going_on else fresh
         self.journal, self.observer = journal, observer
@@ -373,7 +376,7 @@ class OneRecord:
         observer.opened(self.record)
 
     def fill(self, door: Door, ask: Callable[[Session], None]) -> RunRecord:
-        """Open a session, let `ask` fill the record, and close both."""
+        """Opens a session, lets `ask` fill the record, and then closes both."""
         session = door.open(self.record.spec)
         try:
             ask(session)
@@ -385,7 +388,7 @@ class OneRecord:
         return self.record
 
     def prepare(self, session: Session, **how: Any) -> PreparedReply | None:
-        """Prepare the session; None where that failed. `how`: fields of the request beside the spec."""
+        """Prepares the session; returns None if that failed. `how` holds fields of the request beside the spec."""
         reply = self.ask(session, Prepare(spec=self.record.spec, **how))
         if not isinstance(reply, PreparedReply):
             self.fail(reply)

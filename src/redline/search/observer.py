@@ -1,4 +1,4 @@
-"""What a measurement reports while it runs (`Observer`), and where its records go (`Journal`)."""
+"""An `Observer` hears what a measurement reports while it runs, and a `Journal` receives its records."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Receives events. Every method does nothing: override the ones you need."""
+    """An observer receives events. Every method does nothing: override the ones you need."""
 
     def waiting(self, holder: str) -> None:
         """Another process holds the device."""
 
     def noted(self, line: str) -> None:
-        """Something a person should know: a server is waited for, a lock that other users do not see."""
+        """There is something that a person should know: a server is waited for, or other users do not see a lock."""
 
     def planned(self, records: int) -> None:
-        """`records` more are to be measured; negative if a search needed fewer than planned."""
+        """`records` more are to be measured; the number is negative if a search needed fewer than planned."""
 
     def asked(self, progress: Progress) -> None:
         """A bench that answers a question, and measures no record, says where it is."""
@@ -89,7 +89,7 @@ class Observer:
 
 
 class Journal(Protocol):
-    """Receives each record as it is measured: `redline.store.History`, or `NoJournal`."""
+    """A journal receives each record as it is measured. `redline.store.History` is one, `NoJournal` another."""
 
     def begin(self, record: RunRecord) -> None: ...
 
@@ -99,7 +99,7 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """Keeps nothing."""
+    """This journal keeps nothing."""
 
     def begin(self, record: RunRecord) -> None: ...
 

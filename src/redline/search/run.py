@@ -1,7 +1,7 @@
-"""The loop behind every measurement: group by group, each record kept as it comes, until what was asked for is known.
+"""This loop is behind every measurement: it goes group by group and keeps each record as it comes, until what was asked for is known.
 
-A group is measured interleaved, each of its recipes until its own interval is narrow enough (`UntilPrecise`), or in fresh
-processes until every pair is decided (`redline.search.decide`). A failure is a record like any other.
+A group is measured interleaved. Each of its recipes is measured until its own interval is narrow enough (`UntilPrecise`), or in
+fresh processes until every pair is decided (`redline.search.decide`). A failure is a record like any other.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from redline.store import SettledCell, SweepLedger
 
 HOPELESS_AFTER = 0.25
 HOPELESS_FACTOR = 4.0
-"""After a quarter of the ceiling, a target that would take four times the ceiling is given up."""
+"""After this share of the ceiling (the longest time that is allowed), a target that would take this many times the ceiling is given up."""
 BROKEN_DOORS = 3
 """After this many groups in a row whose workers could not be started, the machine is at fault, not the cells."""
 
 
 class Place(Protocol):
-    """Where a grid is measured: `redline.verbs.workspace.Workspace`."""
+    """A place is where a grid is measured; `redline.verbs.workspace.Workspace` is one."""
 
     observer: Observer
 
@@ -45,7 +45,7 @@ class Place(Protocol):
 
 
 class Account:
-    """Where settled cells are kept that nobody resumes: in memory, with what a grid asks of a ledger of the history."""
+    """An account keeps settled cells in memory, for a grid that nobody resumes. A grid asks it the same as a ledger of the history."""
 
     def __init__(self) -> None:
         self._cells: dict[str, SettledCell] = {}
@@ -67,34 +67,34 @@ class Account:
 
 Ledger = Account | SweepLedger
 Spread = Callable[[Sequence[RunSpec]], Iterator[tuple[int, RunRecord]]]
-"""Measures specs elsewhere: the record of each with its number, in the order in which they are done."""
+"""It measures specs elsewhere and yields the record of each with its number, in the order in which they are done."""
 
 
 @dataclass
 class GridRun:
-    """The cells of a plan on their way into a ledger. What is settled there is not measured again."""
+    """A run takes the cells of a plan into a ledger. What is settled there is not measured again."""
 
     plan: Plan
     place: Place
     ledger: Ledger
     live: Journal | None = None
-    """Receives every block as it is timed. None: a record is written when it is whole, since blocks of a cell that is
-    cut short are not worth a row in the history."""
+    """This journal receives every block as it is timed. If it is None, a record is written when it is whole, since blocks of a cell
+    that is cut short are not worth a row in the history."""
     load: Callable[[Iterable[str]], Mapping[str, RunRecord]] = lambda ids: {}
-    """Loads records that an earlier process has settled."""
+    """It loads records that an earlier process has settled."""
     replicates: int = 0
-    """Decide every pair, with this many replicates before an extension; 0: measure each group once."""
+    """Every pair is decided, with this many replicates before an extension; if it is 0, each group is measured once."""
     spread: Spread | None = None
-    """Measures cells on other machines, one by one and in any order, instead of through the place's doors."""
+    """If it is given, it measures cells on other machines, one by one and in any order, and the doors of the place are not used."""
     records: dict[str, RunRecord] = field(default_factory=dict)
-    """What was measured here, by the key of its cell."""
+    """These records were measured here; each is under the key of its cell."""
     decided: list[list[list[RunRecord]]] = field(default_factory=list)
-    """The replicates of each group, where pairs are decided."""
+    """These are the replicates of each group, if pairs are decided."""
     _done: int = 0
     _done_before: int = 0
 
     def go(self, *, resume: bool = False, retry_failed: bool = False) -> None:
-        """Measure what is not settled yet; without `resume` all of it."""
+        """Measures what is not settled yet; without `resume` it measures all cells anew."""
         with self.ledger.held():
             if not resume:
                 self.ledger.forget()
@@ -139,7 +139,7 @@ class GridRun:
             if first.train is not None:
                 train_spec(first, door, journal, observer)
             else:
-                # The seed of the order in which blocks are timed.
+                # Each replicate has a seed of its own for the order in which blocks are timed.
                 seed = first.seed + cells[0].replicate - 1
                 measure_together([cell.spec for cell in cells], door, journal, observer, seed)
 
@@ -196,7 +196,7 @@ class GridRun:
 
 
 class _CellJournal:
-    """The records of one group on their way to its cells."""
+    """This journal brings the records of one group to its cells."""
 
     def __init__(self, run: GridRun, cells: Sequence[Cell]) -> None:
         self._run, self._cells = run, cells
@@ -206,7 +206,7 @@ class _CellJournal:
             self._run.live.begin(record)
 
     def append(self, record_id: str, block: Block) -> None:
-        """Without a live journal the block is written with the whole record."""
+        """Passes a block on to the live journal. If there is none, the block is written with the whole record."""
         if self._run.live is not None:
             self._run.live.append(record_id, block)
 
@@ -218,7 +218,7 @@ class _CellJournal:
 
 
 def unsettled(plan: Plan, settled: Mapping[str, SettledCell], *, retry_failed: bool = False) -> list[list[Cell]]:
-    """The cells of each group that are still to be measured, groups without any left out."""
+    """Returns the cells of each group that are still to be measured; groups without any are left out."""
 
     def is_settled(cell: Cell) -> bool:
         known = settled.get(cell.key)
@@ -236,7 +236,7 @@ def broken_record(spec: RunSpec, error: DoorError) -> RunRecord:
 def _replicates_before(
     group: Sequence[Cell], settled: Mapping[str, SettledCell], known: Mapping[str, RunRecord], *, retry_failed: bool
 ) -> list[list[RunRecord]]:
-    """The replicates that an earlier process has measured, each with the recipes that were in it."""
+    """Returns the replicates that an earlier process has measured, each with the recipes that were in it."""
     replicates: list[list[RunRecord]] = []
     while True:
         number = len(replicates) + 1
@@ -248,7 +248,7 @@ def _replicates_before(
 
 
 def _words(spec: RunSpec) -> str:
-    """Returns the name of a cell, for those who look on."""
+    """Returns the words that name a cell for those who look on."""
     workload = spec.workload
     batch = f"batch {workload.batch}" if workload.batch else ""
     return " ".join(part for part in (workload.model, workload.task, str(spec.recipe), batch) if part)
@@ -261,7 +261,7 @@ def measure_together(
     observer: Observer | None = None,
     seed: int = 0,
 ) -> list[RunRecord]:
-    """Measure `specs` interleaved; one record each, in their order. What breaks becomes a failed record."""
+    """Measures `specs` interleaved, and returns one record each, in their order. What breaks becomes a failed record."""
     observer = observer or Observer()
     why = _why_not_together(specs) if len(specs) > 1 else None
     if why is not None:
@@ -293,7 +293,7 @@ def _why_not_together(specs: Sequence[RunSpec]) -> Note | None:
 def _measure_solo(
     spec: RunSpec, position: int, why: Note, door: Door, journal: Journal, observer: Observer
 ) -> RunRecord:
-    """Runs that merely followed each other have no ratio."""
+    """Measures a spec by itself. Its record says why, because runs that merely followed each other have no ratio."""
     with Group(door, journal, observer, random.Random(0), is_shared=False) as group:
         group.open(spec, position, notes=(why,))
         group.measure(UntilPrecise())
@@ -301,13 +301,13 @@ def _measure_solo(
 
 
 class UntilPrecise(StopRule):
-    """Each entry until its own interval is narrow enough, or its time is up; the first as long as anybody needs it."""
+    """Each entry is measured until its own interval is narrow enough or its time is up; the first goes on as long as any other needs it."""
 
     def visited(self, entries: Sequence[Entry]) -> list[Entry]:
         visited = super().visited(entries)
         first = entries[0] if entries else None
         if visited and first is not None and first not in visited and self._has_time(first):
-            visited.append(first)  # ratios are to the first: without it a round says nothing about them
+            visited.append(first)  # ratios are to the first, so without it a round says nothing about them
         return visited
 
     def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
@@ -320,7 +320,7 @@ class UntilPrecise(StopRule):
         return entry.is_sound and entry.timed_s < entry.spec.measure.max_seconds
 
     def _reason(self, entry: Entry) -> StopReason | None:
-        """Returns why it stops: the target is reached, it is out of time, or bound to run out of it."""
+        """Returns why an entry stops: its target is reached, or its time is up or surely will be first. None means that it goes on."""
         ceiling_s = entry.spec.measure.max_seconds
         is_over = entry.timed_s >= ceiling_s
         if not _has_enough_samples(entry):
@@ -331,7 +331,7 @@ class UntilPrecise(StopRule):
             return "target"
         if is_over:
             return "ceiling"
-        # An interval narrows with the square root of time; do not spend a minute to learn that it was not enough.
+        # An interval narrows with the square root of time. If that says that the target is far out of reach, no more time is spent.
         needed_s = entry.timed_s * (width / entry.target) ** 2
         is_hopeless = entry.timed_s >= HOPELESS_AFTER * ceiling_s and needed_s > HOPELESS_FACTOR * ceiling_s
         return "unreachable" if is_hopeless else None

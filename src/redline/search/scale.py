@@ -1,4 +1,4 @@
-"""One number of ranks after the other: timed, then profiled and probed for what the ranks say to each other."""
+"""This module measures one number of ranks after the other: each is timed, then profiled and probed for what the ranks send each other."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from redline.trace.window import recorded
 
 PROFILED_STEPS = 3
 SMALLEST_MESSAGE = 1 << 20
-"""The link is probed with so many bytes for inference, too, which sends nothing."""
+"""The link is probed with at least this many bytes, because inference has no gradients to send that would say how many."""
 
 
 def measure_scale(
     specs: Sequence[RunSpec], door_of: Callable[[RunSpec], Door], journal: Journal, folder: Path, observer: Observer
 ) -> list[ScaleRun]:
-    """One run per spec, in their order. What breaks becomes a failed record, and the next goes on."""
+    """Measures one run per spec, in their order. What breaks becomes a failed record, and the next run goes on."""
     runs = []
     for number, spec in enumerate(specs):
         told = Communication()
@@ -46,7 +46,7 @@ def measure_scale(
 
 
 def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: Path) -> Communication:
-    """Measured outside of the timing. A rank that breaks here leaves the timed record as it is."""
+    """Measures communication outside of the timing. A rank that breaks here leaves the timed record as it is."""
     probe = session.ask(AllReduce(message_bytes=max(prepared.gradient_bytes or 0, SMALLEST_MESSAGE)))
     told = Communication()
     if isinstance(probe, AllReduced):
@@ -62,7 +62,7 @@ def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: 
         return told
     if not times:
         return told
-    # There is nobody to wait for when the last rank arrives at a collective: its time there is communication, and no more.
+    # The last rank to arrive at a collective waits for nobody, so that its time there is communication and nothing else.
     last = min(times, key=lambda time: time.exposed_communication)
     most = max(time.exposed_communication for time in times)
     step_ns = 1e9 * PROFILED_STEPS
@@ -76,7 +76,7 @@ def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: 
 
 
 def _times(path: Path) -> list[DeviceTime]:
-    """Returns the time of each device in one rank's trace; of the host where it is the device."""
+    """Returns the time that each device took in one rank's trace; it is that of the host if the host is the device."""
     one = recorded(read_trace(path))
     runs = device_runs(one, HostView(one.links))
     return [run.time for run in runs] or [host_time(one.trace, one.steps)]

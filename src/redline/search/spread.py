@@ -1,4 +1,4 @@
-"""Trials and searches spread over a Ray cluster: one per GPU (on CPUs, one per machine), their records brought back.
+"""This module spreads trials and searches over a Ray cluster, one per GPU (on CPUs, one per machine), and brings their records back.
 
 Ray runs a trial again when its machine is lost. A trial is measured whole on one machine, so a record never mixes two; and
 so is a search, whose trials are compared with each other.
@@ -24,12 +24,13 @@ from redline.search.run import measure_together
 from redline.system.locks import device_lock
 
 RETRIES = 3
-"""For a trial whose machine was lost."""
+"""A trial whose machine was lost is run again this many times."""
 REACHABLE_S = 10.0
+"""A cluster must answer within this time, or its address counts as wrong."""
 
 
 def measure_trial(encoded: bytes) -> bytes:
-    """Measures a whole trial on this process's own machine; what breaks is in the record."""
+    """Measures a whole trial on this process's own machine. If something breaks, the record has the failure."""
     spec = msgspec.msgpack.decode(encoded, type=RunSpec)
     door = open_door(spec.launch)
     try:
@@ -42,7 +43,7 @@ def measure_trial(encoded: bytes) -> bytes:
 
 @contextmanager
 def cluster(address: str | None) -> Iterator[Any]:
-    """Ray, connected to the cluster there; `auto` is the one this machine belongs to, None one of this machine alone."""
+    """Yields Ray, connected to a cluster: `auto` is the one that this machine belongs to, None is one of this machine alone."""
     try:
         import ray
     except ImportError:
@@ -55,7 +56,7 @@ def cluster(address: str | None) -> Iterator[Any]:
             logging_level="ERROR",
             include_dashboard=False if address is None else None,
         )
-    except Exception as error:  # Ray raises plain ones too
+    except Exception as error:  # Ray raises plain exceptions too
         reason = " ".join(str(error).split())
         if address is None:
             raise DoorError(f"Ray did not start on this machine: {reason}; start it with 'ray start --head'") from None
@@ -83,11 +84,11 @@ def require_cluster(ray: bool, address: str | None) -> None:
 
 
 class Answer(Frozen):
-    """The answer of a machine of the cluster."""
+    """An answer comes from a machine of the cluster: a body, or a text that says what went wrong there."""
 
     body: bytes = b""
     mistake: str = ""
-    """A mistake of the user's that was only found there."""
+    """It says which mistake of the user's was only found there."""
     failure: str = ""
 
 
@@ -126,7 +127,7 @@ def on_cluster(
 
 
 def _called(work: Work, payload: bytes) -> bytes:
-    """Errors travel as texts: their classes need not be the same there and here."""
+    """Does the work on a machine of the cluster. Errors travel as texts, because their classes need not be the same there and here."""
     try:
         answer = Answer(body=work(payload))
     except (UsageError, SpecError) as error:
@@ -137,7 +138,7 @@ def _called(work: Work, payload: bytes) -> bytes:
 
 
 def spread(specs: Sequence[RunSpec], address: str | None) -> Iterator[tuple[int, RunRecord]]:
-    """Each spec's record with its number, in the order in which they are done."""
+    """Measures the specs on a cluster, and yields each record with the number of its spec, in the order in which they are done."""
     payloads, devices = [msgspec.msgpack.encode(spec) for spec in specs], [spec.device for spec in specs]
     for number, answer in on_cluster(measure_trial, payloads, devices, address):
         yield number, _lost(specs[number], answer) if isinstance(answer, DoorError) else decode(answer)

@@ -18,12 +18,13 @@ from redline.search.group import OneRecord, failure_of
 from redline.search.observer import Journal, Observer
 
 FEED_SECONDS = 2.0
+"""The loader, the model and both together are each measured for this long."""
 NO_GAIN = 1.05
-"""Twice the workers must bring this much, or more of them will not either."""
+"""Twice the workers must bring this factor of speed, or even more of them are taken to bring nothing."""
 
 
 class WorkerBroke(Exception):
-    """The record has its failure already."""
+    """A worker broke, and the record has its failure already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class After:
     """It says what is asked of the same worker once the last epoch is done."""
 
     feeds: bool = False
-    """Loader and model, apart and together, with a search for the number of workers."""
+    """If it is True, loader and model are measured apart and together, and the number of workers that is enough is searched."""
     profile: Profile | None = None
     """Its path is a name, below the record's id in the folder for traces."""
     traces: Path | None = None
@@ -47,13 +48,13 @@ def train_spec(
     *,
     after: After | None = None,
 ) -> RunRecord:
-    """Returns one record with its epochs; what breaks is in its failure."""
+    """Returns one record with its epochs; if something breaks, the record has its failure."""
     run = _Training(spec, journal, observer or Observer())
     return run.fill(door, lambda session: run.go(session, after or After()))
 
 
 class _Training(OneRecord):
-    """The record of a training on its way."""
+    """This is the record of a training, which grows with every epoch."""
 
     def __init__(self, spec: RunSpec, journal: Journal, observer: Observer) -> None:
         super().__init__(spec, journal, observer)
@@ -101,14 +102,14 @@ class _Training(OneRecord):
             self.change(notes=(*self.record.notes, missing))
 
     def _feed(self, session: Session) -> None:
-        """Measure loader and model apart and together, and search for the workers with which the training does not wait."""
+        """Measures loader and model apart and together, and searches for the number of workers with which the training does not wait."""
         data = self._settings.data
         for part in ("model", "loader"):
             self._fed(session, part, data.workers)
         first, _ = self._fed(session, "together", data.workers)
         self._fed(session, "together", data.workers, prefetch=False)
         if data.on_device or ":" in data.name or not is_data_bound(self.record):
-            return  # there are no workers of ours to choose, or enough of them
+            return  # there are no workers of ours to choose, or there are enough of them
         # One worker is no more than the thread that loads where there is none, so the first step is to two.
         too_few, enough, rate = data.workers, max(2, 2 * data.workers), first
         while True:
@@ -126,7 +127,7 @@ class _Training(OneRecord):
             too_few, enough = (middle, enough) if waits else (too_few, middle)
 
     def _fed(self, session: Session, part: FedPart, workers: int, *, prefetch: bool = True) -> tuple[float, bool]:
-        """Returns the samples per second, and whether the training waits for its data."""
+        """Returns how many samples per second there were, and whether the training waits for its data."""
         self.observer.progress(self.record, Progress(stage="feed", detail=f"{part}, {workers} workers"))
         reply = self.ask(session, Feed(part=part, seconds=FEED_SECONDS, workers=workers, prefetch=prefetch))
         if not isinstance(reply, FedReply):

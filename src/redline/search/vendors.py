@@ -1,4 +1,4 @@
-"""Vendors' profilers in front of a worker: what each is called with, and running a few steps behind it.
+"""This module puts vendors' profilers in front of a worker: it knows how each is called, and runs a few steps behind it.
 
 `nsys` and the five of ROCm were written from documentation and recorded files and never run.
 """
@@ -34,37 +34,37 @@ class VendorTool:
 
     name: str
     devices: tuple[str, ...]
-    """Kinds of device it looks at."""
+    """The tool looks at these kinds of device."""
     how_to_get: str
     words: str
-    """These words stand in front of the worker's command."""
+    """These words are put in front of the worker's command."""
     files: tuple[str, ...]
-    """Patterns of the files with its table; the first that holds kernels counts."""
+    """These are patterns of the files with its table; the first file that holds kernels counts."""
     also_in: tuple[str, ...] = ()
-    """Folders, as patterns, where it is often installed without being on the PATH."""
+    """These are patterns of folders where it is often installed without being on the PATH."""
     steps: int = 3
-    """How many steps it is shown."""
+    """The tool is shown this many steps."""
     replays: bool = False
-    """Runs its target several times from the beginning, so that no connection to it can be kept."""
+    """It is True if the tool runs its target several times from the beginning, so that no connection to it can be kept."""
     exit_timeout_s: float = 300.0
-    """The tool has so long to write its files once the worker has left."""
+    """The tool has this long to write its files once the worker has left."""
     remark: str = ""
-    """Says what to know about its table."""
+    """It says what to know about the table."""
     follow_up: str = ""
     """This command is run after the profiled program has ended; `{counted}` is the folder of its counters."""
     output: str = ""
-    """The file that takes what it prints."""
+    """What the follow-up command prints is written to this file."""
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         return tuple(word.format(folder=folder) for word in self.words.split())
 
     def follow_ups(self, folder: Path) -> tuple[str, ...]:
-        """Returns what turns its own files into readable ones."""
+        """Returns the words of the command that turns the tool's own files into readable ones. They are empty if it needs none."""
         counted = next((path.parent for path in sorted(folder.rglob("pmc_perf.csv"))), folder / "workload")
         return tuple(word.format(folder=folder, counted=counted) for word in self.follow_up.split())
 
     def read(self, folder: Path) -> VendorTable:
-        """Raises `TraceError` when it wrote nothing of use, with the reason it gave."""
+        """Returns the tool's table. Raises `TraceError` if it wrote nothing of use, with the reason that it gave."""
         paths = [path for pattern in self.files for path in sorted(folder.rglob(pattern))]
         for path in paths:
             if (found := kernel_table(text_of(path), path.name)) is not None:
@@ -87,11 +87,11 @@ _NO_COUNTERS = (
     "CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
 )
 TOOLS: Registry[VendorTool] = Registry("profiler", group="redline.profilers")
-"""Those of the house are below; other packages register theirs under the entry-point group."""
+"""Redline's own are registered below; other packages register theirs under the entry-point group."""
 
 
 def _of_rocm(name: str, words: str, *files: str, package: str = "rocprofiler-sdk", **more: Any) -> None:
-    """ROCm's profilers cannot be told when to record."""
+    """Registers one of ROCm's profilers. They cannot be told when to record, so that each has the same remark and more steps."""
     remark = "the table covers the whole worker, with building and warm-up: this tool cannot be told when to record"
     more = {"steps": 20, "remark": remark, "also_in": ("/opt/rocm/bin",), **more}
     TOOLS.register(name)(
@@ -100,8 +100,8 @@ def _of_rocm(name: str, words: str, *files: str, package: str = "rocprofiler-sdk
 
 
 TOOLS.register("ncu")(
-    # Hardware counters of every kernel, which is run several times. By default clocks are held at their base, where nothing
-    # runs as fast as in real life.
+    # It reads hardware counters of every kernel, which it runs several times. By default it holds clocks at their base, where
+    # nothing runs as fast as in real life; `--clock-control none` prevents that.
     VendorTool(
         "ncu",
         ("cuda",),
@@ -114,7 +114,7 @@ TOOLS.register("ncu")(
     )
 )
 TOOLS.register("nsys")(
-    # A timeline of the whole process. Without the end of the range being told, it would end the worker together with the range.
+    # It records a timeline of the whole process. Without `--capture-range-end=stop` it would end the worker together with the range.
     VendorTool(
         "nsys",
         ("cuda",),
@@ -132,14 +132,14 @@ _OLDER = "rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
 _of_rocm("rocprof", "--stats -o {folder}/results.csv", "results.stats.csv", package=_OLDER)
 # Its timelines for Perfetto are protobuf; the file plug-in writes the same dispatches as text.
 _of_rocm("rocprofv2", "--kernel-trace --plugin file -d {folder} -o results", "*.csv", package=_OLDER)
-# Without the format ROCm 7 writes a database instead.
+# Without `--output-format csv`, the tool of ROCm 7 writes a database instead.
 _of_rocm(
     "rocprofv3",
     "--kernel-trace --stats --output-format csv -d {folder} -o results --",
     "*kernel_stats.csv",
     "*kernel_trace.csv",
 )
-# It runs its target once for each group of counters, so the worker follows a script instead of a desk.
+# It runs its target once for each group of counters, so that the worker must follow a script instead of a desk.
 _of_rocm(
     "rocprof-compute",
     "profile -n redline -p {folder}/workload --",
@@ -153,11 +153,11 @@ _of_rocm(
 
 
 SCRIPT_TIMEOUT_S = 3600.0
-"""A tool that replays runs the worker a dozen times or more."""
+"""A tool that replays has this long in all, because it runs the worker a dozen times or more."""
 
 
 def find_tool(tool: VendorTool) -> str:
-    """The path of the tool; where it is missing, the error says how to install it."""
+    """Returns the path of the tool; if it is missing, the error says how to install it."""
     folders = [os.environ.get("PATH", os.defpath)]
     folders += [folder for pattern in tool.also_in for folder in sorted(glob.glob(pattern), reverse=True)]
     found = shutil.which(tool.name, path=os.pathsep.join(folders))
@@ -175,7 +175,7 @@ def check_device(tool: VendorTool, device: str) -> None:
 def profile_behind(
     spec: RunSpec, tool: VendorTool, folder: Path, steps: int | None = None, observer: Observer | None = None
 ) -> tuple[RunRecord, VendorTable | None]:
-    """Returns what the tool told of a few steps; no table where the worker failed, the record then says why."""
+    """Returns a record of a few steps with the tool's table of them. There is no table if the worker failed; the record then says why."""
     observer = observer or Observer()
     command = find_tool(tool)
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunReco
             record = msgspec.structs.replace(record, prepared=reply.prepared, key=key)
             observer.progress(record, Progress(stage="profile"))
             reply = session.ask(request)
-            # The tool writes its files when the worker has left in peace: killing it would leave nothing.
+            # The tool writes its files when the worker has ended by itself; a worker that is killed leaves none.
             session.close()
     finally:
         door.close()

@@ -1,4 +1,4 @@
-"""What is believed about recipes that were not tried.
+"""This module says what is believed about recipes that were not tried.
 
 A switch multiplies the time of the device by its effect; switches of a family have something in common; two switches together
 may do more or less than both alone; every such effect is Gaussian in the logarithm, so what is known about all recipes
@@ -26,20 +26,20 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 PAIR_SDS = {0.01: 1.5, 0.03: 0.5, 0.06: 0.0, 0.12: 0.3, 0.2: 1.0}
-"""How much two switches may do together beyond their own effects; what was seen chooses among them. Against each stands a doubt, as the logarithm
-of odds: a few trials must not rule out that switches meddle with each other."""
+"""Two switches may do this much together beyond their own effects (a standard deviation); what was seen weighs these levels. Each level has
+a doubt against it, as the logarithm of odds, because a few trials must not rule out that switches meddle with each other."""
 SURPRISES = (0.05, 0.2)
-"""Most pairs hardly meddle and a few do strongly, which no single standard deviation says: of pairs never seen together, this share may do
-this much."""
+"""Most pairs hardly meddle and a few do strongly, which no single standard deviation can say. Of pairs that were never seen together, the
+first share may do as much as the second number."""
 MISLED = (0.15, 2.5)
-"""A strong pair distorts the other estimates: with this chance they are off by this factor."""
+"""A strong pair distorts the other estimates. With the first number as their chance, their deviations are too small by the second."""
 HOST_ERROR = 0.05
 """One block says how long issuing a step takes, and is off by about this share; two switches may do as much together to it."""
 
 
 @dataclass(frozen=True)
 class Observations:
-    """Values of some of the recipes that were seen, by their columns in a prior, with the variances of their noise."""
+    """These are values of some of the recipes that were seen: each has its column in a prior, and the variance of its noise."""
 
     columns: Rows
     values: Floats
@@ -52,18 +52,18 @@ class Observations:
 
 @dataclass(frozen=True)
 class Prior:
-    """A Gaussian process over every recipe."""
+    """This is a Gaussian process over every recipe."""
 
     mean: Floats
     own: Floats
-    """The variance of each recipe."""
+    """This is the variance of each recipe."""
     shared: Floats
-    """The covariance of each recipe (rows) with each that was seen (columns)."""
+    """This is the covariance of each recipe (rows) with each that was seen (columns)."""
     seen: Rows
-    """The rows of the recipes that were seen."""
+    """The recipes that were seen have these rows."""
 
     def given(self, known: Observations, rows: Rows | slice = slice(None)) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of every recipe, or of those in these rows, given what is known."""
+        """Returns the mean and the standard deviation of every recipe, or of those in these rows, given what is known."""
         across = self.shared[rows][:, known.columns]
         inverse = np.linalg.inv(self._covariance(known))
         believed = self.mean[rows] + across @ (inverse @ self._beyond(known))
@@ -78,13 +78,13 @@ class Prior:
     def below(self, bounds: Mapping[int, float], known: Observations) -> Observations:
         """Returns Gaussian observations for device times, by column, that are only known to be shorter than their steps.
 
-        From what is known beside them, the part of the Gaussian below the bound, by its mean and variance.
+        Each stands for the part of the Gaussian that lies below the bound, by its mean and variance, given what else is known.
         """
         sites = [(0, 0.0, 1.0)][:0]
         means, sds = self.given(known, self.seen)
         for column, bound in bounds.items():
             mean, sd = float(means[column]), float(sds[column])
-            z = min(max((bound - mean) / sd, -8.0), 60.0)  # beyond these nothing changes, but numbers overflow
+            z = min(max((bound - mean) / sd, -8.0), 60.0)  # beyond these limits nothing changes, but numbers overflow
             slope = NormalDist().pdf(z) / max(0.5 * math.erfc(-z / math.sqrt(2)), 1e-16)
             variance = sd**2 * max(1 - z * slope - slope**2, 1e-3)
             precision = 1 / variance - 1 / sd**2
@@ -104,16 +104,16 @@ class Prior:
 
 @dataclass(frozen=True)
 class Believed:
-    """Over every recipe, in logarithms of seconds."""
+    """This is believed of every recipe, in logarithms of seconds."""
 
     device: list[tuple[float, Floats, Floats]]
-    """Weight, mean and standard deviation under each amount of meddling."""
+    """There is one entry for each amount of meddling: its weight, the mean and the standard deviation."""
     host: tuple[Floats, Floats] | None
-    """Mean and standard deviation of the time to issue a step; None where nobody can tell."""
+    """These are the mean and the standard deviation of the time to issue a step; None if that cannot be told."""
 
 
 class Beliefs:
-    """What is believed about every recipe of a space."""
+    """This class says what is believed about every recipe of a space."""
 
     def __init__(self, space: Space, *, on_cpu: bool, host_is_seen: bool = True) -> None:
         self.recipes = list(space.recipes)
@@ -128,11 +128,11 @@ class Beliefs:
         )
         expected = [expectation(choice, on_cpu=on_cpu, task=space.task) for choice in choices]
         self._device, self._host = (np.array([getattr(each, of) for each in expected]) for of in ("device", "host"))
-        # Where host and device cannot be told apart, a switch that relieves the host looks like one that relieves the device.
+        # If host and device cannot be told apart, a switch that relieves the host will look like one that relieves the device.
         blurs = [0.0 if self.host_is_seen or each.host_sd < 0.5 else 0.2 for each in expected]
         self._device_variances = np.array([e.device_sd**2 + blur**2 for e, blur in zip(expected, blurs, strict=True)])
         self._host_variances = np.array([each.host_sd**2 for each in expected])
-        # The device said how fast these formats are, so that one of them says little about the others.
+        # These formats were probed on the device, so that one of them says little about the others.
         measured = {choice.family for choice in choices if choice.expected_time is not None}
         common = IN_COMMON | ({"precision": IN_COMMON["precision on a CPU"]} if on_cpu else {})
         shared = [common.get("other" if name in measured else name, common["other"]) for name in families]
@@ -142,14 +142,15 @@ class Beliefs:
             self._pairs += pair_expectation(one, other) * self._switches[:, at] * self._switches[:, other_at]
         levels = (np.arange(48) + 0.5) / 48
         self._z = np.array([NormalDist().inv_cdf(float(level)) for level in levels])
-        """Standard normal values that are evenly spread, and the same in another order: always the same."""
+        """These are standard normal values, evenly spread; `_others` has the same in another order. Both are the same in every search."""
         self._others = np.random.default_rng(0).permutation(self._z)
         self._believe = lru_cache(maxsize=4)(self._believe_anew)  # one decision asks several times
 
     def promises(self, seen: Mapping[Switches, Estimate], fastest: float) -> Floats:
-        """For every recipe, by how much it is expected to improve on the fastest so far, as a share of its time.
+        """Returns for every recipe by how much it is expected to improve on the fastest so far, as a share of its time.
 
-        Averaged over how much switches may meddle with each other, each weighed by how well it explains what was seen.
+        It is an average over how much switches may meddle with each other; each amount is weighed by how well it explains what
+        was seen.
         """
         believed, surprise = self._believe(tuple(seen.items())), self._surprises(seen)
         host = believed.host or (np.full(len(self.recipes), -np.inf), np.zeros(len(self.recipes)))
@@ -165,13 +166,13 @@ class Beliefs:
         return gains
 
     def expected(self, seen: Mapping[Switches, Estimate]) -> Floats:
-        """The logarithm of every recipe's time as it is believed now: what stands in for those being prepared."""
+        """Returns the logarithm of every recipe's time as it is believed now, which stands in for the time of those being prepared."""
         believed = self._believe(tuple(seen.items()))
         device = sum((weight * mean for weight, mean, _ in believed.device), np.zeros(len(self.recipes)))
         return device if believed.host is None else np.maximum(device, believed.host[0])
 
     def _surprises(self, seen: Mapping[Switches, Estimate]) -> Floats:
-        """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
+        """Returns the chance that a recipe holds a strong pair, which each pair that was never seen together may be."""
         shown = self._switches[[self.index[recipe] for recipe, each in seen.items() if not each.is_host_bound]]
         unseen = np.triu(shown.T @ shown == 0, 1).astype(np.float64)
         counts = ((self._switches @ unseen) * self._switches).sum(axis=1)
@@ -183,7 +184,7 @@ class Beliefs:
         return Believed(self._believe_device(seen), self._believe_host(hosts) if self.host_is_seen and hosts else None)
 
     def _believe_device(self, seen: tuple[tuple[Switches, Estimate], ...]) -> list[tuple[float, Floats, Floats]]:
-        """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
+        """Returns the weight of each amount of meddling, with the mean and the standard deviation of the logarithm under it."""
         free = {column: each for column, (_, each) in enumerate(seen) if not each.is_host_bound}
         bounds = {column: each.log_s for column, (_, each) in enumerate(seen) if each.is_host_bound}
         rows = np.array([self.index[recipe] for recipe, _ in seen], dtype=np.intp)
@@ -214,7 +215,7 @@ class Beliefs:
     def _prior(
         self, mean: Floats, rows: Rows, switch_variances: Floats, family_variances: Floats, pair_sd: float
     ) -> Prior:
-        """Every recipe by the sum of its switches, its families and its pairs, beside a baseline that may lie anywhere, in practice."""
+        """Returns the prior of every recipe: it sums its switches, its families and its pairs, beside a baseline that may lie anywhere."""
         switches, families = self._switches, self._families
         count, common = switches.sum(axis=1), switches @ switches[rows].T
         own = 2.0 + switches @ switch_variances + families @ family_variances

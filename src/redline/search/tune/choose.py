@@ -1,4 +1,4 @@
-"""Which recipe is started next. One rule:
+"""This module decides which recipe is started next. There is one rule:
 
     Start the recipe with the highest expected gain per second whose expected end, with its spread, plus the last race still fits
     before the deadline.
@@ -25,22 +25,22 @@ from redline.search.tune.standings import NEAR_ENOUGH, Estimate
 from redline.search.tune.state import FAILED_SHARE, Search
 
 LIKELY = 0.3
-"""A recipe is begun only if it is so likely to be ready in time for its race."""
+"""A recipe is begun only if it is at least this likely to be ready in time for its race."""
 
 
 @dataclass
 class Candidate:
-    """A recipe that is worth its seconds, or whose worker prepares."""
+    """A candidate is a recipe that is worth its seconds, or whose worker prepares it already."""
 
     switches: Switches
     gain: float = math.inf
-    """The improvement that it promises, as a share of the fastest time so far."""
+    """It promises an improvement that is this share of the fastest time so far."""
     cost_s: float = math.inf
     ready: float = 1.0
-    """The chance that it is ready in time for its race."""
+    """This is the chance that it is ready in time for its race."""
     pending: Pending | None = None
     taken_s: float = 0.0
-    """It has been prepared for so long, less what it stood still while others were timed, and what others slowed it down."""
+    """It has been prepared for this long, less the time it stood still while others were timed, and less what others slowed it down."""
 
     @property
     def rate(self) -> float:
@@ -48,14 +48,14 @@ class Candidate:
 
     @property
     def is_compiled(self) -> bool:
-        """Its compiler is done: the rest takes no longer than with any other recipe."""
+        """It is True if the compiler is done: the rest takes no longer than with any other recipe."""
         return self.pending is not None and self.pending.stage in AFTER_COMPILING
 
 
 def next_recipe(
     search: Search, beliefs: Beliefs, on_its_way: Sequence[Candidate]
 ) -> tuple[Candidate | None, list[Candidate]]:
-    """The recipe to prepare next, if any; and those that would be worth it, had they the time."""
+    """Returns the recipe to prepare next, if there is one; and those that would be worth it if there were time for them."""
     costs, known = Costs(search), known_times(search)
     first, too_dear = None, list[Candidate]()
     if not known:
@@ -75,7 +75,8 @@ def next_recipe(
         if is_full[compiles] or (compiles and any(_should_wait(costs, switches, each) for each in awaited)):
             continue  # half of the workers are for what compiles, which takes longest, and half for what is quick
         cost_s = costs.seconds(switches) * slower
-        # A compile keeps one of several workers busy. Whether one that takes minutes is worth it, nobody has said.
+        # A compile keeps only one of several workers busy, so it costs a part of its time. One that takes minutes is charged all of it,
+        # because nobody has said that it is worth it.
         if gain < least_gain(search, cost_s / half if compiles and not is_slow else cost_s):
             continue
         within_s = search.left_s - max(costs.race_s(switches), race_s)
@@ -90,12 +91,15 @@ def next_recipe(
 
 
 def _should_wait(costs: Costs, switches: Switches, awaited: Switches) -> bool:
-    """Whether another compile comes first: of the same program, which will be in the cache, or of the same kind, which will show whether that works."""
+    """Returns whether another compile comes first.
+
+    One of the same program will leave it in the cache; one of the same kind will show whether that kind works.
+    """
     return costs.program(switches) == costs.program(awaited) or costs.is_first_of_kind(switches, awaited)
 
 
 def known_times(search: Search) -> dict[Switches, Estimate]:
-    """Returns all recipes that were timed; before the baseline was, what the facts say of it stands in."""
+    """Returns all recipes that were timed. Before any was, what the facts say of the baseline stands in for it."""
     facts = search.tune.facts
     if search.timed or facts is None or not facts.step_s:
         return search.timed
@@ -120,7 +124,7 @@ def ready_chance(search: Search, costs: Costs, flight: Candidate, beside: int = 
 def _promising(
     search: Search, beliefs: Beliefs, costs: Costs, gains: Floats, others: Sequence[Switches]
 ) -> Iterator[tuple[Switches, float, float]]:
-    """Yields recipes with what they promise and the chance that they run, the most promising first."""
+    """Yields recipes, the most promising first. Each has with it what it promises and the chance that it runs."""
     done = {*search.tried(), *others, *search.given_up}
     at_risk_s = max(search.allowance_s, 0.1 * FAILED_SHARE * search.budget_s) / 2
     for index in np.argsort(-gains, kind="stable"):
@@ -135,7 +139,7 @@ def _promising(
 
 
 def _is_shown_already(search: Search, switches: Switches) -> bool:
-    """Only to be shown, and its quantizing switches were shown already."""
+    """Returns whether a recipe is only to be shown, and each of its quantizing switches was shown already."""
     if not search.is_only_shown(switches):
         return False
     return all(any(switch in other for other in search.tried()) for switch in quantizing_of(switches, search.tune))

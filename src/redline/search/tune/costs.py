@@ -20,21 +20,25 @@ from redline.search.tune.space import BASELINE, BY_BLOCK, Switches
 from redline.search.tune.state import Search
 
 COMPILE_S = 1.2
-"""Seconds of compiling for the root of a step's operators: 17 compiles on an H200, of models with 52 to 612 operators, for inference and for
-training, took 0.7 to 1.7, 1.15 on average. A CPU, where each kernel goes through a C++ compiler, is taken to need twice as long."""
+"""Compiling takes this many seconds times the root of the number of a step's operators. It was measured on an H200: 17 compiles of models
+with 52 to 612 operators, for inference and for training, took 0.7 to 1.7, and 1.15 on average. A CPU, where each kernel goes through a
+C++ compiler, is taken to need twice as long."""
 SLOW_FACTOR = 6.0
 """A compiler that tries many forms of each kernel takes this many times as long as one that does not."""
 WARM_SHARE = 0.25
 """Finding a program in the cache takes this share of compiling it: it is read, and what was made is loaded."""
 CONTENTION = 0.1
-"""Each worker that prepares slows down the others by this share."""
+"""Each worker that prepares is taken to slow down the others by this share."""
 SPREAD = 0.5
-"""How far the logarithm of the seconds spreads where nothing like it was timed yet: nine in ten take less than twice what is expected. What was
-timed counts like that expectation."""
+"""The logarithm of the seconds has this standard deviation if nothing like it was timed yet: nine in ten take less than twice what is
+expected. Each compile that was timed counts as much as that expectation."""
 
 
 def compile_s(facts: Facts | None, *, on_cpu: bool, by_block: bool = False) -> float:
-    """Returns how long compiling the model may take, by how many operators its step was seen to run; `by_block` compiles each kind of repeated block once."""
+    """Returns how long compiling the model may take, by how many operators its step was seen to run.
+
+    `by_block` compiles each kind of repeated block only once.
+    """
     operators, blocks = (facts.launches, facts.blocks) if facts is not None else (0, None)
     share = 1.0 if not by_block else blocks.kinds / blocks.count if blocks is not None and blocks.kinds else 0.4
     seconds = COMPILE_S * math.sqrt(operators or 500)  # half of what was compiled on an H200 took 19 to 30 s
@@ -42,7 +46,7 @@ def compile_s(facts: Facts | None, *, on_cpu: bool, by_block: bool = False) -> f
 
 
 class Costs:
-    """Knows what trials took so far, and expects what other recipes will take by that."""
+    """This class knows what trials took so far, and by that expects what other recipes will take."""
 
     def __init__(self, search: Search) -> None:
         self._search, self._space = search, search.space
@@ -69,7 +73,7 @@ class Costs:
         ratios = [ratio for kind in self._ratios.values() for ratio in kind]
         self.learned_scale = median(ratios) if ratios else tune.compile_scale
         """Compiling takes so many times what is expected of it here; None where it is not known."""
-        for late in tune.given_up:  # it takes longer than that
+        for late in tune.given_up:  # it takes longer than it had taken when it was given up
             switches = search.space.switches_of(late.recipe)
             if self.compiles(switches):
                 least = max(2 * late.seconds / self._expected_compile_s(switches), self.learned_scale or 1.0)
@@ -87,11 +91,11 @@ class Costs:
         return self.program(switches) in self._compiled
 
     def is_slow_for_its_gain(self, switches: Switches) -> bool:
-        """Whether its compiler tries many forms of each kernel, and nobody has said that this is worth the time."""
+        """Returns whether the compiler tries many forms of each kernel, and nobody has said that this is worth the time."""
         return any(choice.is_slow_to_prepare and choice.prepare_s is None for choice in self._slow(switches))
 
     def is_first_of_kind(self, one: Switches, other: Switches) -> bool:
-        """Whether both are compiled in the same way, of which it was not seen yet whether it works and what it takes here."""
+        """Returns whether both are compiled in the same way, if it was not seen yet whether that way works and what it takes here."""
         return self._kind(one) == self._kind(other) and self._kind(one) not in self._ratios
 
     def ready_chance(self, switches: Switches, within_s: float, taken_s: float = 0.0, beside: float = 0.0) -> float:
@@ -110,20 +114,20 @@ class Costs:
     # A race
 
     def one_by_one_s(self, racers: Sequence[Switches], count: int = 1) -> float:
-        """Returns what so many replicates take whose processes are prepared one after the other."""
+        """Returns what this many replicates take if their processes are prepared one after the other."""
         return count * sum(map(self.reopen_s, racers))
 
     def replicates_s(self, racers: Sequence[Switches], count: int, *, are_held: bool = False) -> float:
-        """Returns what racing these takes in so many replicates of fresh processes, all prepared at the same time or one after the other.
+        """Returns what racing these takes in this many replicates of fresh processes, prepared all at once or one after the other.
 
-        `are_held`: all processes but the baseline's were prepared before.
+        `are_held` says that all processes but the baseline's were prepared before.
         """
         search, one_by_one_s = self._search, self.one_by_one_s(racers, count)
         held = {racer: count if are_held and racer != BASELINE else search.held_of(racer) for racer in racers}
         preparing = sum(max(count - there, 0) for there in held.values())
         if search.on_cpu or preparing > search.jobs or not search.has_memory_for(count * len(racers)):
             return one_by_one_s
-        # Processes that compile beside a trial are a little later than it.
+        # Processes that compile beside a trial are ready a little later than the trial is.
         late_s = [CONTENTION * there * self.seconds(racer) for racer, there in held.items()]
         missing_s = [self.reopen_s(racer) - self.timed_s for racer, there in held.items() if there < count]
         slowest_s = max(late_s + missing_s)

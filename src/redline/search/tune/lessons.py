@@ -1,6 +1,6 @@
-"""Why a recipe may not be recommended, and what its failure teaches.
+"""This module says why a recipe may not be recommended, and what its failure teaches.
 
-One rule: a failure accuses every part of its recipe, a switch or a pair, that no sound recipe has held yet. The bench may name the
+There is one rule: a failure accuses every part of its recipe, a switch or a pair, that no sound recipe has held yet. The bench may name the
 part; then that part is ruled out. Else the blame is shared, and each further failure of a part counts many times. A recipe is worth
 what it promises times the chance that it holds nothing that breaks.
 """
@@ -25,24 +25,24 @@ from redline.search.tune.space import Switches
 CHECK_LOSS = 0.01
 """A recipe may lose this share of the baseline's metric, as `--check` promises."""
 HANGS = 0.03
-"""The chance that a switch that nobody has seen running breaks or never ends."""
+"""This is taken to be the chance that a switch that nobody has seen running breaks or never ends."""
 BLAME = 3.0
-"""A pair, or all variants of a switch alike, is blamed so many times less than one switch, as most faults are of one switch. Each further broken
-recipe with a part blames it as much more as three such steps."""
+"""A pair, or all variants of a switch alike, is blamed this many times less than one switch, because most faults are of one switch. Each
+further broken recipe that holds a part raises its blame by three such steps."""
 EXACTLY = ("oom", "timeout", "late")
-"""Kinds of failure that another switch may cure: only the recipe itself is ruled out. `late`: it was given up after far longer than
-was expected, so that something in it may hang, and its parts are accused like those of what broke."""
+"""After a failure of these kinds only the recipe itself is ruled out, because another switch may cure it. A recipe that is `late` was given
+up after far longer than was expected: something in it may hang, so its parts are accused like those of what broke."""
 
 
 def is_checked_long(record: RunRecord) -> bool:
-    """Whether its numbers were looked at as closely as in the last race."""
+    """Returns whether the numbers of a record were looked at as closely as they are in the last race."""
     measure = record.spec.measure
     is_long = measure.check_numerics and measure.loss_path_steps >= MeasureSpec().loss_path_steps
     return is_long and record.prepared is not None
 
 
 def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
-    """Why this recipe must not be recommended; None where it may be."""
+    """Returns why the recipe of this record must not be recommended; None if it may be."""
     if record.failure is not None:
         return note("failed", f"{record.failure.kind}: {record.failure.told}", about=record.failure.kind)
     wrong = wrong_numbers(record.prepared.numerics, tune.tune.tolerance) if record.prepared is not None else None
@@ -52,7 +52,7 @@ def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
 
 
 def wrong_numbers(numerics: Numerics, tolerance: Tolerance) -> Note | None:
-    """Why it is too far from strict fp32 for the tolerance that was asked for, or for the bench's own; None where it is not."""
+    """Returns why outputs are too far from strict fp32, by the tolerance that was asked for or the bench's own; None if they are not."""
     limit = tolerance.absolute
     if tolerance.factor is not None and numerics.tolerance is not None:
         limit = numerics.tolerance * tolerance.factor / TOLERANCE_OVER_FLOOR
@@ -67,7 +67,7 @@ def wrong_numbers(numerics: Numerics, tolerance: Tolerance) -> Note | None:
 
 
 def _too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
-    """Why it misses the latency target; with too few samples for a p95, the median must miss it."""
+    """Returns why a record misses the latency target, or None. With too few samples for a p95, the median must miss it."""
     samples = [sample for block in latency_blocks(record) for sample in block.samples] if record.blocks else []
     if slo_p95_s is None or not samples:
         return None
@@ -78,20 +78,20 @@ def _too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
 
 
 def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
-    """Returns the switches that change the weights themselves; a switch is what its name says, whatever its options."""
+    """Returns those switches that change the weights themselves. Their names decide, whatever options they have."""
     names = {switch.partition(":")[0] for switch in tune.quantizing}
     return {switch for switch in switches if switch.partition(":")[0] in names}
 
 
 def metric_of(recipe: str, tune: TuneRecord) -> Metric | None:
-    """Returns what the user's check said about a recipe; None where it was not run on it."""
+    """Returns what the user's check has said about a recipe; None if it was not run on it."""
     return next((metric for metric in tune.metrics if metric.recipe == recipe), None)
 
 
 def unproven(recipe: str, tune: TuneRecord) -> Note | None:
-    """Why a recipe must not be recommended, however fast it is: the user's check says so, or it is quantized without one.
+    """Returns why a recipe must not be recommended, however fast it is: the user's check says so, or it is quantized without one.
 
-    None for what the check approves, and for what is not quantized and not checked yet.
+    Returns None for what the check approves, and for what is neither quantized nor checked yet.
     """
     quantized = ", ".join(sorted(quantizing_of(recipe.split("+"), tune)))
     metric = metric_of(recipe, tune)
@@ -109,17 +109,17 @@ def unproven(recipe: str, tune: TuneRecord) -> Note | None:
     return None
 
 
-# What a failure teaches
+# These say what a failure teaches.
 
 
 def lesson_of(switches: Switches, text: str, record: RunRecord, tune: TuneRecord, *, raced: bool) -> Lesson | None:
-    """Returns what is ruled out when this recipe breaks, or None. `raced`: it broke in the last race."""
+    """Returns what is ruled out because this recipe broke, or None. `raced` says that it broke in the last race."""
     why, failure = rejection(record, tune), record.failure
     if why is None or why.code == "too-late":
         return None
     named = frozenset(failure.switches) if failure is not None and failure.scope != "recipe" else frozenset[str]()
     part = named if named and named <= switches else switches
-    is_known = part == named or len(part) == 1  # else any switch of it, or two of them, may be to blame
+    is_known = part == named or len(part) == 1  # else any of its switches, or two of them together, may be to blame
     scope: FailureScope = "recipe" if not is_known or why.about in EXACTLY else "switch" if len(part) == 1 else "pair"
     return Lesson(
         switches=tuple(sorted(part)),
@@ -137,18 +137,18 @@ def rules_out(lesson: Lesson, recipe: Collection[str]) -> bool:
 
 
 def is_exact(lesson: Lesson) -> bool:
-    """Whether only the recipe itself is ruled out, as it ran out of memory or time, or broke once in the race after it had run."""
+    """Returns whether only the recipe itself is ruled out: it ran out of memory or time, or broke once in the race after it had run."""
     by_chance = lesson.overrules_trials and lesson.reason.about != "numerics"
     return lesson.reason.about in EXACTLY or (by_chance and lesson.scope == "recipe")
 
 
 def overruled_by(recipe: Collection[str], lessons: Iterable[Lesson]) -> Lesson | None:
-    """Returns the lesson that speaks against a recipe though its trial went well."""
+    """Returns a lesson that speaks against this recipe though its trial has gone well, or None."""
     return next((lesson for lesson in lessons if lesson.overrules_trials and rules_out(lesson, recipe)), None)
 
 
 class Lessons:
-    """Knows what is ruled out, and suspects what may break."""
+    """This class knows what is ruled out, and says how likely the rest is to break."""
 
     def __init__(
         self,
@@ -158,10 +158,10 @@ class Lessons:
         kin: Mapping[str, str] | None = None,
         doubted: Iterable[str] = (),
     ) -> None:
-        """`sound`: recipes that ran and kept their numbers, as closely as these are looked at by now; `ran`: those that ran at all.
+        """`sound` are recipes that ran and kept their numbers, as closely as these are looked at by now; `ran` are those that ran at all.
 
-        `kin`: by switch, what it shares with others that often break where it breaks (`sdpa:*` for `sdpa:flash`). `doubted`: switches that
-        often do not run on a model like this one.
+        `kin` maps a switch to what it shares with others that often break where it breaks (`sdpa:*` for `sdpa:flash`). `doubted` are
+        switches that often do not run on a model like this one.
         """
         self._kin, self._lessons = kin or {}, lessons
         cleared = {part for recipe in sound for part in self._parts(recipe)}
@@ -179,7 +179,7 @@ class Lessons:
             accused.append(parts or [recipe])  # all of its parts run elsewhere: the whole is to blame
         present = Counter(part for parts in accused for part in parts)
         self._blames = [{frozenset({switch}): 0.5} for switch in doubted if frozenset({switch}) not in self._ran]
-        """For each failure, the parts that may explain it, each with its share of the blame."""
+        """There is one entry for each failure: the parts that may explain it, each with its share of the blame."""
         for parts in accused:
             weights = {part: self._weight(part, present[part]) for part in parts}
             self._blames.append({part: weight / sum(weights.values()) for part, weight in weights.items()})
@@ -194,19 +194,19 @@ class Lessons:
         whole = self._with(recipe)
         chance, counted = 1.0, set[Switches]()
         held = [{part: blame for part, blame in blames.items() if part <= whole} for blames in self._blames]
-        # One part is to blame for a failure, so that the blame adds up; a part that is accused twice counts once.
+        # One part is to blame for each failure, so shares of the blame add up. A part that is accused twice counts once.
         for blames in sorted(held, key=lambda blames: -sum(blames.values())):
             chance *= 1 - min(sum(blame for part, blame in blames.items() if part not in counted), 1.0)
             counted |= blames.keys()
         return chance
 
     def novelty(self, recipe: Switches) -> float:
-        """Returns the chance that none of its switches breaks that nobody has seen running; those of one name stand for each other."""
+        """Returns the chance that no switch breaks that nobody has seen running. Switches of one name stand for each other."""
         names = {name.partition(":")[0] for part in self._ran for name in part}
         return (1 - HANGS) ** sum(switch.partition(":")[0] not in names for switch in recipe)
 
     def _lineage(self, switch: str) -> list[str]:
-        """The switch, what it is a variant of, what that is one of, and so on."""
+        """Returns the switch, what it is a variant of, what that is one of, and so on."""
         names = [switch]
         while names[-1] in self._kin:
             names.append(self._kin[names[-1]])

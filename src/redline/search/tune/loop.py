@@ -1,4 +1,4 @@
-"""The search as a sentence: try recipes, race the last few, take the winner apart."""
+"""This module has the main path of a search: it tries recipes, races the last few, and takes the winner apart."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from redline.search.tune.state import Search
 from redline.search.tune.trials import Trials
 
 HOST_SEEN = ("throughput", "tpot")
-"""Objectives for which the time to issue a step is known."""
+"""For these objectives the time to issue a step is known."""
 
 
 def run_search(search: Search) -> None:
-    """Runs until the search is done, the budget ends or Ctrl-C is pressed; what is known then is kept, and the state says which it was."""
+    """Runs until the search is done, the budget ends or Ctrl-C is pressed. What is known then is kept, and the state says which it was."""
     if search.tune.state == "done":
         return
     try:
@@ -40,11 +40,13 @@ def run_search(search: Search) -> None:
             known = len(search.tune.lessons)
             race_the_last(search)
             if known == len(search.tune.lessons):
-                break  # else recipes that fell in the race teach what else to try
+                break  # else recipes fell in the race, and have taught what else to try
         _note_a_short_race(search)
         take_apart(search)
         search.charge("ablation")
-        prove(search, lambda: [search.standings.winner() or "baseline"])  # it may have been simplified since the race
+        prove(
+            search, lambda: [search.standings.winner() or "baseline"]
+        )  # the winner may have been simplified since the race
         search.charge("other")
         search.keep(state="out-of-budget" if search.is_short else "done")
     except KeyboardInterrupt:
@@ -55,7 +57,7 @@ def run_search(search: Search) -> None:
 
 
 def explore(search: Search) -> None:
-    """Tries the baseline, then the user's own recipes, then whatever brings most per second and still ends in time."""
+    """Tries the baseline, then the user's own recipes, and then whatever is expected to bring most per second and still ends in time."""
     beliefs = Beliefs(search.space, on_cpu=search.on_cpu, host_is_seen=search.asked.objective in HOST_SEEN)
     search.charge("other")
     search.observer.tune_planned(search.tune.name, len(beliefs.recipes), search.budget_s, search.elapsed_s)
@@ -93,7 +95,7 @@ def explore(search: Search) -> None:
 
 
 def _start_all(search: Search, beliefs: Beliefs, trials: Trials) -> list[Candidate]:
-    """Start what is worth it, as long as there is room; returns what would be worth it, had it the time."""
+    """Starts what is worth it, as long as there is room; returns what would be worth it if there were time for it."""
     planned, too_dear = list[Candidate](), list[Candidate]()
     while trials.has_room(len(planned) + 1):
         choice, too_dear = next_recipe(search, beliefs, [*trials.flights, *planned])
@@ -103,7 +105,7 @@ def _start_all(search: Search, beliefs: Beliefs, trials: Trials) -> list[Candida
     for choice in sorted(planned, key=lambda choice: -choice.cost_s):  # what takes longest begins first
         trials.start(choice, "it promises most per second")
     if not trials.flights and search.tried() == {BASELINE}:
-        # A recipe that was timed once is better than none: its race may just fit.
+        # To have timed one recipe once is better than to have timed none, and its race may just fit.
         likely = [each for each in too_dear if Costs(search).ready_chance(each.switches, search.left_s) > 0.5]
         for choice in sorted(likely, key=lambda choice: -choice.rate)[:1]:
             trials.start(Candidate(choice.switches), "there is no time for its race")
@@ -111,9 +113,10 @@ def _start_all(search: Search, beliefs: Beliefs, trials: Trials) -> list[Candida
 
 
 def _firsts(search: Search, beliefs: Beliefs) -> Iterator[tuple[Switches, str]]:
-    """After a resume or a race the fastest so far is opened again to be measured against, if there is anything to try.
+    """Yields the recipes that are tried first, each with the reason.
 
-    One that breaks now leaves that to the next fastest.
+    After a resume or a race the fastest so far is opened again, so that others can be interleaved with it, if there is anything to
+    try. If it breaks now, the next fastest takes its place.
     """
     tried = search.tried()
     seeds = dict.fromkeys(search.space.checked(seed) for seed in search.asked.seeds)
@@ -127,7 +130,7 @@ def _firsts(search: Search, beliefs: Beliefs) -> Iterator[tuple[Switches, str]]:
 
 
 def race_the_last(search: Search) -> None:
-    """Runs the user's check on all that go to the last race, and holds it."""
+    """Runs the user's check on all recipes that go to the last race, and then runs that race."""
     prove(search, lambda: list(map(search.space.text, finalists(search))))
     search.charge("other")
     if search.leader():
@@ -138,7 +141,7 @@ def race_the_last(search: Search) -> None:
 
 
 def with_hints(record: TuneRecord, searches: Iterable[TuneRecord]) -> TuneRecord:
-    """The new search with what an earlier one has learned of this device: how long compiling takes."""
+    """Returns the new search with what an earlier one has learned of this device: how long compiling takes."""
     device = record.tune.spec.device
     known = (each for each in searches if each.compile_scale is not None and each.tune.spec.device == device)
     for other in known:
@@ -147,7 +150,7 @@ def with_hints(record: TuneRecord, searches: Iterable[TuneRecord]) -> TuneRecord
 
 
 def _machine(search: Search) -> str:
-    """The device and its software, as preparing the baseline has shown them."""
+    """Returns the key of the device and its software, as preparing the baseline has shown them."""
     baseline = search.baseline()
     prepared = search.records[baseline.record_id].prepared if baseline is not None else None
     return device_key(prepared.environment) if prepared is not None else ""
@@ -157,7 +160,7 @@ def _machine(search: Search) -> str:
 
 
 def check_model_as_it_is(search: Search) -> None:
-    """Run the check on the baseline before anything is measured: a check that cannot be run is an error."""
+    """Runs the check on the baseline before anything is measured, because a check that cannot be run is an error."""
     _run_check(search, BASELINE)
     metric = metric_of("baseline", search.tune)
     if metric is not None and metric.failure is not None:
@@ -165,14 +168,14 @@ def check_model_as_it_is(search: Search) -> None:
 
 
 def prove_fastest(search: Search) -> None:
-    """While the search goes on: it should not go by a quantized recipe that may not win."""
+    """Runs the check on the fastest if it is quantized: a search that goes on should not go by a recipe that may not win."""
     fastest = min(search.seen, key=lambda switches: search.seen[switches].log_s, default=BASELINE)
     if quantizing_of(fastest, search.tune) and not search.is_only_shown(fastest):
         _run_check(search, fastest)
 
 
 def prove(search: Search, to_be_proven: Callable[[], Sequence[str]]) -> None:
-    """Runs the check on all of these, one by one: each that fails it makes room for another. Even over budget."""
+    """Runs the check on all of these one by one, even over budget. Each that fails it makes room for another."""
     while search.asked.check is not None:
         unchecked = [recipe for recipe in to_be_proven() if metric_of(recipe, search.tune) is None]
         if not unchecked:
@@ -181,7 +184,7 @@ def prove(search: Search, to_be_proven: Callable[[], Sequence[str]]) -> None:
 
 
 def _run_check(search: Search, switches: Switches) -> None:
-    """Once for each recipe."""
+    """Runs the check on a recipe, unless it has been run on it before."""
     recipe, check = search.space.text(switches), search.asked.check
     if check is None or metric_of(recipe, search.tune) is not None:
         return
@@ -202,11 +205,11 @@ def _run_check(search: Search, switches: Switches) -> None:
     search.keep(metrics=(*search.tune.metrics, metric))
 
 
-# Notes that say how the search ended
+# These notes say how the search has ended.
 
 
 def _cannot_compare(search: Search) -> bool:
-    """Returns whether every recipe would be rejected because the baseline's own outputs or losses say nothing; a note says why."""
+    """Returns whether every recipe would be rejected because the baseline's own outputs or losses say nothing. A note says why."""
     numerics = {key: record.prepared.numerics for key, record in search.records.items() if record.prepared is not None}
     reasons = (each.reason for each in numerics.values() if each.reason is not None)
     told = next((reason for reason in reasons if reason.code == "not-repeatable"), None)
@@ -222,7 +225,7 @@ def _cannot_compare(search: Search) -> bool:
 
 
 def _why_nothing(search: Search) -> Note:
-    """Why the baseline has no time: its energy is not told, it was not ready before the budget ended, or it broke."""
+    """Returns why the baseline has no time: its energy cannot be read, it was not ready before the budget ended, or it broke."""
     records = search.records.values()
     if search.asked.objective == "energy" and any(record.blocks for record in records):
         why = "the energy of this device cannot be read (NVML, amdsmi or RAPL), so recipes cannot be compared by it"

@@ -1,4 +1,4 @@
-"""Replicates in fresh processes: the last race and what each switch of its winner brings."""
+"""Replicates in fresh processes decide two things here: the last race, and what each switch of its winner brings."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from redline.search.tune.summary import gains_of
 Kept = Literal["finals", "ablations"]
 
 FINALISTS = 4
+"""At most this many recipes join the last race beside the baseline."""
 USABLE = 1.2
-"""While the upper end of the winner's interval is more than so many times its lower end and time is left, the race goes on."""
+"""The race goes on while time is left and the upper end of the winner's interval is more than this many times its lower end."""
 AFTERWARDS = 0.25
-"""This share of the budget at most tells what each switch brings."""
+"""At most this share of the budget is spent on what each switch brings."""
 
 
-# The last race
+# These run the last race.
 
 
 def race(search: Search) -> None:
-    """Run replicates until the first is told apart from all others, or the time is over. Who falls behind or breaks is out."""
+    """Runs replicates until the first recipe is told apart from all others, or the time is over. One that falls behind or breaks is out."""
     leader, standings = search.leader(), search.standings
     if standings.met and leader is not None and not standings.times_met(search.space.text(leader)):
         # An earlier session raced without it, and a recipe cannot win a race it was not in.
         search.keep(finals=(), ablations=())
     if not standings.met and len(search.seen) == len(search.tune.trials) == 2:
-        first, only = search.tune.trials  # nothing was chosen by this trial, so that it counts as a replicate
+        first, only = search.tune.trials  # nothing was chosen by this trial, so it counts as a replicate
         search.keep(finals=((first.record_id, only.record_id),) if only.anchor_id == first.record_id else ())
     begun = len(search.tune.lessons)
     while len(search.tune.lessons) == begun:  # else others may be tried before those behind it have their turn
@@ -46,11 +47,11 @@ def race(search: Search) -> None:
 
 
 def finalists(search: Search) -> list[Switches]:
-    """Returns the recipes that could be the fastest for all that is known of processes of one recipe, the fastest first.
+    """Returns the recipes that could be the fastest, given how far processes of one recipe lie apart. The fastest comes first.
 
-    A trial is one process. How far processes lie apart is believed as usual at first, and as the race has shown it then, so that one whose
-    trial may have been unlucky joins late; unless nothing is surely faster than the baseline: the best of many that are not would
-    sooner or later seem to be.
+    A trial is one process. Processes are believed to lie apart as they usually do, and later as the race has shown, so that a recipe
+    whose trial may have been unlucky joins late. None joins late if nothing in the race is surely faster than the baseline: the best
+    of many that are no faster would sooner or later seem to be.
     """
     standings, ranked = search.standings, search.ranked()
     stand = {switches: standings.of(search.space.text(switches)) for switches in ranked}
@@ -66,10 +67,11 @@ def finalists(search: Search) -> list[Switches]:
 
 
 def _planned(search: Search, able: list[Switches]) -> tuple[list[Switches], int]:
-    """Returns the baseline and as many finalists as there is time for, as an interval of the fastest is worth more than rivals; and how many
-    replicates to prepare at the same time: one, or several where there is no time for one after the other.
+    """Returns the baseline with as many finalists as there is time for, and how many replicates to prepare at the same time.
 
-    Where even the fastest takes too long, it is the next whose race fits, if that is faster than the baseline. None fits where the number is 0.
+    An interval of the fastest is worth more than rivals. The number is one, or several if there is no time for one after the other; 0
+    means that no race fits. If even the race of the fastest takes too long, the next is chosen whose race fits, if it is faster than
+    the baseline.
     """
     costs, seen, done = Costs(search), search.seen, len(search.tune.finals)
     missing, fewest = max(search.asked.replicates - done, 1), max(search.fewest - done, 1)
@@ -81,7 +83,7 @@ def _planned(search: Search, able: list[Switches]) -> tuple[list[Switches], int]
             continue
         is_tight = search.held or costs.one_by_one_s(racers, missing) > search.left_s
         for count in range(missing, fewest - 1, -1) if is_tight and not search.on_cpu else [1]:
-            # Without the first interval there is no winner, so that it is begun where it may just fit.
+            # Without the first interval there is no winner, so that race is begun even if it may only just fit.
             share = 0.8 if done + count <= search.fewest else 1.0
             if share * costs.replicates_s(racers, max(count, fewest) if not done else count) <= search.left_s:
                 return racers, count
@@ -89,7 +91,7 @@ def _planned(search: Search, able: list[Switches]) -> tuple[list[Switches], int]
 
 
 def _is_decided(search: Search, racers: Sequence[Switches]) -> bool:
-    """Whether there are enough replicates for the interval, and the first is told apart from the others or too close to matter."""
+    """Returns whether there are enough replicates for the interval, and the first is told apart from the others or too close to matter."""
     standings, usual = search.standings, search.asked.replicates
     first, *others = [search.space.text(switches) for switches in racers[1:]]
     if len(search.tune.finals) >= 2 * usual:
@@ -103,14 +105,14 @@ def _is_decided(search: Search, racers: Sequence[Switches]) -> bool:
 
 
 def _is_settled(pair: Pair | None) -> bool:
-    """Whether two recipes are told apart, or so close that it does not matter which is taken."""
+    """Returns whether two recipes are told apart, or are so close that it does not matter which is taken."""
     if pair is None or pair.low is None or pair.high is None:
         return False
     return pair.high < 1 or pair.low > 1 or pair.high - pair.low <= 4 * NEAR_ENOUGH
 
 
 def run_replicates(search: Search, racers: Sequence[Switches], kept: Kept, count: int = 1) -> bool:
-    """Run and keep so many more replicates, prepared at the same time; False where the budget ended before any was ready."""
+    """Runs and keeps this many more replicates, prepared at the same time; returns False if the budget ended before any was ready."""
     done = len(getattr(search.tune, kept))
     search.observer.replicate(
         done + 1, max(search.asked.replicates, done + count), [search.space.text(switches) for switches in racers]
@@ -123,7 +125,7 @@ def run_replicates(search: Search, racers: Sequence[Switches], kept: Kept, count
     begun, search.held = search.held, []
     replicates = search.runner.run_replicates(planned, begun=begun)
     search.records.update((record.id, record) for replicate in replicates for record in replicate)
-    # One in which a recipe was not ready before the budget ended says nothing about it.
+    # A replicate says nothing about a recipe that was not ready before the budget ended.
     sound = [each for each in replicates if search.left_s > 1.0 or not any(map(_was_late, each))]
     ids = tuple(tuple(record.id for record in replicate) for replicate in sound)
     search.keep(**{kept: (*getattr(search.tune, kept), *ids)})
@@ -135,7 +137,7 @@ def _was_late(record: RunRecord) -> bool:
 
 
 def _learn(search: Search) -> None:
-    """Rules out what broke or lost its numbers in the last race. What was not ready in time may be so with a larger budget."""
+    """Rules out what broke or lost its numbers in the last race. One that was not ready in time may be with a larger budget."""
     known = {lesson.recipe for lesson in search.tune.lessons if lesson.overrules_trials}
     for record in (record for replicate in search.standings.replicates for record in replicate):
         switches = search.recipe_of(record)
@@ -145,11 +147,11 @@ def _learn(search: Search) -> None:
             search.learn(lesson)
 
 
-# What each switch brings
+# These measure what each switch brings.
 
 
 def take_apart(search: Search) -> None:
-    """Races the winner against itself without one switch each, as many as the time allows, and drops the switches that bring nothing."""
+    """Races the winner against itself without each of its switches, as many as there is time for, and drops switches that bring nothing."""
     if search.standings.winner() not in (None, "baseline"):
         search.observer.stage("what each switch brings")
         _leave_out(search)
@@ -157,7 +159,7 @@ def take_apart(search: Search) -> None:
 
 
 def _leave_out(search: Search) -> None:
-    """The cheapest first, as many as the time allows, each twice at most."""
+    """Races the winner against itself without one switch each. The cheapest are measured first, and each is measured twice at most."""
     ends_s = search.elapsed_s + AFTERWARDS * search.budget_s
     while True:
         chosen, costs = search.space.switches_of(search.standings.winner() or "baseline"), Costs(search)
@@ -179,7 +181,7 @@ def _leave_out(search: Search) -> None:
 
 
 def _without_one(search: Search, chosen: Switches) -> dict[Switches, str]:
-    """Returns the winner without one switch each, where that may run: it did not break, on trial or here."""
+    """Returns the winner without each of its switches, where that may run: it has not broken, on trial or here."""
     broken = {search.space.switches_of(trial.recipe) for trial in search.tune.trials} - search.seen.keys()
     for replicate in replicates_of(search.tune.ablations, search.records):
         broken |= {search.recipe_of(record) for record in replicate if record.failure is not None}
@@ -190,7 +192,7 @@ def _without_one(search: Search, chosen: Switches) -> dict[Switches, str]:
 
 
 def _unsettled(search: Search, chosen: Switches) -> list[Switches]:
-    """Returns what was not left out twice yet and is not settled."""
+    """Returns the recipes whose missing switch was not left out twice yet and is not settled."""
     ablations = replicates_of(search.tune.ablations, search.records)
     times = [search.recipe_of(record) for replicate in ablations for record in replicate]
     met, kind, text = [*search.standings.replicates, *ablations], search.asked.kind, search.space.text
@@ -199,7 +201,7 @@ def _unsettled(search: Search, chosen: Switches) -> list[Switches]:
 
 
 def _simplify(search: Search) -> None:
-    """Switches that bring nothing go, where the recipe without all of them is as fast in replicates of its own."""
+    """Drops the switches that bring nothing, if the recipe without all of them is as fast in replicates of its own."""
     winner = search.standings.winner() or "baseline"
     gains = gains_of(winner, search.tune, search.records)
     useless = {switch for gain in gains if gain.gain <= 1 + NEAR_ENOUGH for switch in gain.switch.split("+")}

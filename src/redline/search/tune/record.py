@@ -1,4 +1,4 @@
-"""A search for the fastest recipe, as it is kept: what was asked, which records it made, how far it came.
+"""A search for the fastest recipe is kept as a record: what was asked, which records it made, and how far it came.
 
 All that is said about it (`redline.search.tune.summary`) can be made again from this and those records.
 """
@@ -26,20 +26,23 @@ from redline.store import TuneLedger, TuneRow
 
 Objective = TimeKind
 TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
-"""`out-of-budget`: it ended, and had more to do than the budget held; with another budget it goes on."""
+"""A search that is `out-of-budget` has ended with more to do than the budget held; with another budget it goes on."""
 
 TUNE_SCHEMA = 3
 
 
 class Tolerance(Frozen):
-    """How far from strict fp32 is acceptable: a factor on the error of rounding alone, or a relative error."""
+    """A tolerance says how far from strict fp32 is acceptable: by a factor on the error of rounding alone, or by a relative error."""
 
     factor: float | None = None
     absolute: float | None = None
 
     @classmethod
     def of(cls, asked: float | str | None) -> Tolerance:
-        """As a person gives it: `2x` is twice the error that rounding alone makes, `1e-3` a relative error; None is what the bench judges by."""
+        """Returns the tolerance that a person asked for.
+
+        `2x` is twice the error that rounding alone makes, `1e-3` is a relative error, and None is what the bench judges by.
+        """
         if asked is None:
             return cls()
         text = str(asked).strip().lower()
@@ -56,18 +59,18 @@ class TuneSpec(Frozen):
     """Says what is searched for."""
 
     spec: RunSpec
-    """The workload under the baseline."""
+    """This is the workload under the baseline."""
     objective: Objective = "throughput"
     slo_p95_s: float | None = None
     tolerance: Tolerance = Tolerance()
     allow_quantized: bool = False
     check: str | None = None
-    """The user's own metric, `file.py:function` or a pickled function; higher is better."""
+    """This is the user's own metric, as `file.py:function` or a pickled function; higher values are better."""
     switches: tuple[str, ...] = ()
-    """Only these may be used; empty: all there are."""
+    """Only these may be used; if it is empty, all may be."""
     without: tuple[str, ...] = ()
     seeds: tuple[str, ...] = ()
-    """Recipes tried first."""
+    """These recipes are tried first."""
     replicates: int = 3
 
     def __post_init__(self) -> None:
@@ -87,14 +90,14 @@ class TuneSpec(Frozen):
 
 
 class Trial(Frozen):
-    """One recipe that the search tried, measured interleaved with the fastest one so far."""
+    """A trial is one recipe that the search tried. It was measured interleaved with the fastest one so far."""
 
     recipe: str
     record_id: str
     anchor_id: str | None = None
-    """The record that it was interleaved with; None where it was timed alone."""
+    """It was interleaved with the process of this record; None means that it was timed alone."""
     cost_s: float = 0.0
-    """The seconds from opening the worker to the last block."""
+    """It took this many seconds from opening the worker to the last block."""
 
 
 class Lesson(Frozen):
@@ -104,45 +107,45 @@ class Lesson(Frozen):
     scope: FailureScope
     reason: Note
     recipe: str
-    """In which it was seen."""
+    """The failure was seen in this recipe."""
     overrules_trials: bool = False
-    """Whether it speaks against recipes whose trial went well, too, as it was seen in the last race or by a check as long as there."""
+    """If it is True, the lesson also speaks against recipes whose trial went well: it was seen in the last race, or by a check as long."""
     suspects: tuple[str, ...] = ()
-    """Switches that the bench suspects; empty: all of them."""
+    """The bench suspects these switches; if there are none, it suspects all."""
 
 
 class GivenUp(Frozen):
-    """A recipe that was not prepared in time."""
+    """This recipe was not prepared in time."""
 
     recipe: str
     seconds: float
-    """The seconds that it had taken by then."""
+    """It had taken this many seconds by then."""
 
 
 class Spent(Frozen):
-    """The seconds of a search by what they went into, over all sessions that worked on it."""
+    """This says what the seconds of a search went into, over all sessions that worked on it."""
 
     baseline: float = 0.0
     trials: float = 0.0
     race: float = 0.0
     ablation: float = 0.0
     failed: float = 0.0
-    """Seconds of trials that broke, gave wrong numbers or were given up."""
+    """These seconds went into trials that broke, gave wrong numbers or were given up."""
     other: float = 0.0
-    """Seconds of starting up, the facts, the user's check and deciding."""
+    """These seconds went into starting up, the facts, the user's check and deciding."""
     left: float = 0.0
-    """Seconds that were left of the last session's budget."""
+    """These seconds were left of the last session's budget."""
 
 
 class Refused(Frozen):
-    """A switch that was never tried, and why."""
+    """This switch was never tried, for this reason."""
 
     switch: str
     reason: Note
 
 
 class Metric(Frozen):
-    """The value that the user's own check gave for one recipe."""
+    """This is the value that the user's own check gave for one recipe."""
 
     recipe: str
     value: float | None
@@ -151,7 +154,7 @@ class Metric(Frozen):
 
 
 class TuneRecord(Frozen):
-    """A search, whole or on its way."""
+    """This is what is kept of a search, which may still be running."""
 
     name: str
     tune: TuneSpec
@@ -160,28 +163,28 @@ class TuneRecord(Frozen):
     state: TuneState = "running"
     refused: tuple[Refused, ...] = ()
     quantizing: tuple[str, ...] = ()
-    """Switches that change the weights themselves."""
+    """These switches change the weights themselves."""
     trials: tuple[Trial, ...] = ()
     finals: tuple[tuple[str, ...], ...] = ()
-    """The record ids of each replicate of the last race."""
+    """There is one entry for each replicate of the last race: the ids of its records."""
     ablations: tuple[tuple[str, ...], ...] = ()
-    """The record ids of each replicate of the winner with itself less one switch."""
+    """There is one entry for each replicate that raced the winner against itself less one switch: the ids of its records."""
     metrics: tuple[Metric, ...] = ()
     lessons: tuple[Lesson, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
     machine: str = ""
-    """Names the device and its software as `redline.model.identity.device_key` does."""
+    """It names the device and its software as `redline.model.identity.device_key` does."""
     compile_scale: float | None = None
-    """Compiling took so many times what was expected of it, in this search or in earlier ones on this machine; None where it is not known."""
+    """Compiling took this many times what was expected, in this search or in earlier ones on this machine; None if it is not known."""
     facts: Facts | None = None
     """One step of the workload was watched before the search, with these facts."""
     spent: Spent = Spent()
     budget_s: float = 0.0
-    """The budget of the last session."""
+    """This was the budget of the last session."""
     snippet: str | None = None
     notes: tuple[Note, ...] = ()
     seconds: float = 0.0
-    """Over all sessions that worked on it."""
+    """All sessions together worked on the search for this long."""
 
     @property
     def record_ids(self) -> list[str]:
@@ -201,7 +204,9 @@ def decode_tune(body: bytes) -> TuneRecord:
 
 
 def _migrated(plain: Any) -> Any:
-    """Leaves out fields that were removed since. Schema 1 called switches steps and replicates heats, and its notes were texts."""
+    """Returns a stored search in today's form, without fields that were removed since.
+
+    Schema 1 called switches steps and replicates heats, and its notes were texts."""
     if not isinstance(plain, dict):
         return plain
     asked = plain.get("tune") or {}
@@ -218,7 +223,7 @@ def _migrated(plain: Any) -> Any:
 
 
 def _known(plain: Any, kind: Any) -> Any:
-    """A table without fields that its class does not have any more."""
+    """Returns a table without the fields that its class does not have any more."""
     return {name: plain[name] for name in kind.__struct_fields__ if name in plain} if isinstance(plain, dict) else plain
 
 
@@ -227,11 +232,11 @@ def _switches(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 LISTS = ("switches", "without", "seeds")
-"""Fields whose order does not matter."""
+"""The order of these fields' values does not matter."""
 
 
 class KeptSearches:
-    """The searches that a history keeps."""
+    """This class saves and loads the searches that a history keeps."""
 
     def __init__(self, ledger: TuneLedger) -> None:
         self._ledger = ledger
@@ -250,7 +255,7 @@ class KeptSearches:
         )
 
     def load(self, name: str) -> TuneRecord | None:
-        """As it was last written; None where there is no search of that name."""
+        """Returns a search as it was last written; None if there is no search of that name."""
         body = self._ledger.load(name)
         return None if body is None else decode_tune(body)
 
@@ -278,7 +283,7 @@ def question_of(asked: TuneSpec) -> dict[str, Any]:
 
 
 WORDS = {"slo_p95_s": "slo-p95", "allow_quantized": "allow-quantized", "seeds": "recipe"}
-"""Fields that are asked for by another word than their own."""
+"""These fields are asked for by another word than their own."""
 
 
 def differences(one: TuneSpec, other: TuneSpec) -> list[str]:
@@ -291,14 +296,14 @@ def differences(one: TuneSpec, other: TuneSpec) -> list[str]:
 
 
 def default_name(asked: TuneSpec) -> str:
-    """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of replicates."""
+    """Returns a name that `--resume` can find: it is the same for the same question, whatever the budget and the number of replicates."""
     model = asked.spec.workload.model
     first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
     return f"{first}-{asked.spec.workload.task}-{question_key(asked.spec, question_of(asked))[:8]}"
 
 
 def resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
-    """The search as it goes on. One that is done is only told again, unless more replicates are asked for than it was to have.
+    """Returns the search as it goes on. One that is done is only told again, unless more replicates are asked for than it was to have.
 
     What it had to say of its end is said anew at the new one, and the code is that of the winner then.
     """

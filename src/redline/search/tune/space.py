@@ -1,6 +1,6 @@
-"""All recipes that a search may try (`Space`), and what is expected of each switch before anything is measured.
+"""A `Space` has all recipes that a search may try. This module also says what is expected of each switch before anything is measured.
 
-Expectations only say where to look first: wide priors that a few trials overrule, as logarithms of the factor on the time.
+Expectations only say where to look first: they are wide priors that a few trials overrule, as logarithms of the factor on the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BY_BLOCK = "compile:regional"
 
 @dataclass(frozen=True)
 class Expectation:
-    """What one switch is expected to do to the device's time and to the host's, as logarithms, with standard deviations."""
+    """One switch is expected to do this to the device's time and to the host's, as logarithms with standard deviations."""
 
     device: float
     device_sd: float
@@ -56,13 +56,14 @@ ON_GPU: dict[str, Expectation] = {
     "graphs": Expectation(-0.03, 0.06, -2.5, 0.8),
     "cudnn-benchmark": Expectation(-0.06, 0.1),
     "fused-optimizer": Expectation(-0.05, 0.07, -0.3, 0.3),
-    # Eager convolutions add the folded bias in a kernel of its own: on an H200 that took ResNet-50 5 % longer.
+    # Eager convolutions add the folded bias in a kernel of its own, with which ResNet-50 was 5 % slower on an H200.
     "fold-bn": Expectation(0.0, 0.08, -0.2, 0.3),
     "patch-products": Expectation(-0.04, 0.06),
     "fused-linear": Expectation(-0.06, 0.06),
     "sdpa": Expectation(0.0, 0.1),  # torch chooses among its kernels by itself
     "sdpa:math": Expectation(0.15, 0.2),
-    # It saved an H200 12 % of ResNet-18's training step at 32 pixels, 6 % of RegNet-Y's, 3 % of ResNet-50's. RegNet-Y's host took 30 % longer.
+    # On an H200 it has saved 12 % of ResNet-18's training step at 32 pixels, 6 % of RegNet-Y's and 3 % of ResNet-50's. RegNet-Y's host took
+    # 30 % longer.
     "overlap-gradients": Expectation(-0.05, 0.06, 0.25, 0.2),
     "tensorrt": Expectation(-0.5, 0.4, -0.5, 0.5),
     "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
@@ -75,16 +76,16 @@ ON_GPU: dict[str, Expectation] = {
     # Products of one row become reductions that are tuned for reading weights, which libraries are not.
     "generate compile:coordinate-descent": Expectation(-0.8, 0.35, -0.3, 0.5),
     "generate compile:pdl": Expectation(-0.85, 0.35, -0.3, 0.5),
-    # Eager norms and activations keep it from much; with a compiler for these it is about as fast as memory.
+    # Without a compiler, eager norms and activations leave it little to gain; with one it is about as fast as memory.
     "generate decode-kernels": Expectation(-0.5, 0.35, 0.0, 0.3),
-    # Unknown switches, such as plug-ins, by what they say they relieve.
+    # Unknown switches, such as those of plug-ins, are judged by what they say they relieve.
     "relieves host": Expectation(-0.03, 0.1, -2.0, 1.0),
     "relieves both": Expectation(-0.15, 0.3, -0.3, 0.6),
     "relieves device": Expectation(-0.1, 0.3),
 }
 ON_CPU: dict[str, Expectation] = {
     "static-cache": Expectation(0.05, 0.15),
-    # Few CPUs have arithmetic for them; where they do not, they are many times slower.
+    # Few CPUs have arithmetic for these formats; on others they are many times slower.
     **dict.fromkeys(("fp16", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
     "channels-last": Expectation(-0.2, 0.2),
     "compile": Expectation(-0.15, 0.2),
@@ -98,11 +99,13 @@ ON_CPU: dict[str, Expectation] = {
     "onnx": Expectation(-0.4, 0.3),
 }
 IN_COMMON = {"precision": 0.4, "compiler": 0.2, "other": 0.1, "precision on a CPU": 1.0}
-"""The standard deviation that the switches of a family have in common: one slow half precision makes the others suspect."""
+"""The switches of a family have this standard deviation in common: one slow half precision makes the others suspect."""
 
 
 def expectation(choice: SwitchChoice, *, on_cpu: bool, task: Task = "infer") -> Expectation:
-    if choice.expected_time is not None:  # autocast casts weights and activations again in every step: a tenth more
+    if (
+        choice.expected_time is not None
+    ):  # autocast takes a tenth more: it casts weights and activations again in every step
         return Expectation(math.log(choice.expected_time) + 0.1 * choice.switch.startswith("amp"), 0.3)
     name, table = choice.switch.partition(":")[0], ON_CPU if on_cpu else ON_GPU
     known = (table.get(key) for key in (f"{task} {choice.switch}", choice.switch, f"{task} {name}", name))
@@ -110,7 +113,7 @@ def expectation(choice: SwitchChoice, *, on_cpu: bool, task: Task = "infer") -> 
 
 
 def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
-    """Returns what two switches are expected to do beyond their own effects."""
+    """Returns what two switches together are expected to do beyond their own effects, as a logarithm."""
     if "precision" in (one.family, other.family):
         if "tf32" in (one.switch, other.switch):
             return 0.42  # little is left in fp32
@@ -120,18 +123,18 @@ def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
 
 
 MOST_RECIPES = 20_000
-"""Beyond it only recipes with few switches are enumerated."""
+"""If there are more recipes than this, only those with few switches are enumerated."""
 
 READING_ORDER = (
     *("precision", "tf32", "quantization", "layout", "patches", "cache", "fold-bn", "sdpa", "fused-linear"),
     *("overlap-gradients", "compiler", "runtime", "optimizer", "graphs", "autotune"),
 )
-"""Families in the order in which a recipe reads well; others stand before the last."""
+"""In this order of its families a recipe reads well; families that are not named stand before the last."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """The switches that may be used, and which recipes they make."""
+    """A space has the switches that may be used, and knows which recipes they make."""
 
     choices: tuple[SwitchChoice, ...]
     task: Task = "infer"
@@ -149,7 +152,10 @@ class Space:
 
     @cached_property
     def kin(self) -> dict[str, str]:
-        """Maps a switch to what it shares with others that often break where it breaks: its variants (`sdpa:*` for `sdpa:flash`), and all that compile the model."""
+        """Maps a switch to what it shares with others that often break where it breaks.
+
+        These are its variants (`sdpa:*` for `sdpa:flash`), and all switches that compile the model.
+        """
         names = {choice.switch: choice.switch.partition(":")[0] for choice in self.choices}
         counts = Counter(names.values())
         variants = {switch: f"{name}:*" for switch, name in names.items() if counts[name] > 1}
@@ -158,7 +164,7 @@ class Space:
 
     @cached_property
     def recipes(self) -> tuple[Switches, ...]:
-        """Holds all valid recipes, those with fewer switches first; the baseline is the first."""
+        """Returns all valid recipes; those with fewer switches come first, and the baseline is the very first."""
         grown: list[tuple[SwitchChoice, ...]] = [()]
         for family in self.families.values():
             grown += [(*chosen, choice) for chosen in grown for choice in family if _fits(chosen, choice)]
@@ -168,14 +174,14 @@ class Space:
 
     @cached_property
     def _order(self) -> dict[str, int]:
-        """Maps a switch to where it stands in a recipe's text."""
+        """Maps a switch to the place that it has in a recipe's text."""
         return {choice.switch: index for index, choice in enumerate(chain(*self.families.values()))}
 
     def text(self, switches: Switches) -> str:
         return "+".join(sorted(switches, key=self._order.__getitem__)) or "baseline"
 
     def checked(self, text: str) -> Switches:
-        """The recipe that a person's text names; a mistake in it is raised as one line."""
+        """Returns the recipe that a person's text names; a mistake in it is raised as one line."""
         switches = self.switches_of(text)
         lacking = self._lacking(switches)
         if lacking is not None:
@@ -183,7 +189,7 @@ class Space:
         return switches
 
     def switches_of(self, text: str) -> Switches:
-        """The recipe of a text. What was tried before may lack what its switches need: that is how it was learned."""
+        """Returns the recipe of a text. One that was tried before may lack what its switches need: that is how the need was learned."""
         if text not in self._read:
             parts = Recipe.parse(text).switches
             for switch in parts:
@@ -199,7 +205,7 @@ class Space:
 
     @cached_property
     def _read(self) -> dict[str, Switches]:
-        """Recipes by their texts: a search reads those of all its trials again and again."""
+        """Holds recipes by their texts, because a search reads those of all its trials again and again."""
         return {}
 
     def is_valid(self, switches: Switches) -> bool:
@@ -209,7 +215,7 @@ class Space:
         return all(_fits([one], other) for one, other in combinations(map(self.by_switch.__getitem__, switches), 2))
 
     def less_one(self, switches: Switches) -> dict[Switches, str]:
-        """Maps the recipe without one switch to that switch. What cannot do without it goes as well, and is named too."""
+        """Maps each recipe that lacks one of the switches to that switch. What cannot do without it is left out and named as well."""
         found: dict[Switches, str] = {}
         for switch in sorted(switches, key=self._order.__getitem__):
             rest = switches - {switch}
@@ -220,7 +226,7 @@ class Space:
         return found
 
     def _lacking(self, switches: Switches) -> tuple[str, SwitchNeed] | None:
-        """A switch that cannot do without one that is not there, and what it needs; None where all have that."""
+        """Returns a switch that cannot do without one that is not there, and what it needs; None if all have what they need."""
         chosen = [self.by_switch[switch] for switch in switches]
         if not any(choice.needs for choice in chosen):
             return None
@@ -239,7 +245,7 @@ def _fits(chosen: Iterable[SwitchChoice], new: SwitchChoice) -> bool:
 
 
 def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, list[Refused]]:
-    """The switches that can be tried, and those that cannot with the reason."""
+    """Returns the space of the switches that can be tried, and those that cannot be, each with the reason."""
     known = [*choices, *_own_variants(tune.seeds, choices)]
     names = {name for choice in known for name in _names(choice)}
     for asked in (*tune.switches, *tune.without):
@@ -269,7 +275,7 @@ def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
 
 
 def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list[SwitchChoice]:
-    """Returns the switches of the user's recipes that have arguments or options of their own; they are tried like the plain switch."""
+    """Returns the switches of the user's recipes that have arguments or options of their own. They are tried like the plain switch."""
     plain = {choice.switch.partition(":")[0]: choice for choice in reversed(choices)}
     known = {choice.switch for choice in choices}
     asked = {str(switch): switch for seed in seeds for switch in Recipe.parse(seed).switches}

@@ -1,7 +1,7 @@
-"""How the recipes of a search stand against the baseline, by all that was measured; and which of them wins.
+"""This module says how the recipes of a search stand against the baseline, by all that was measured, and which of them wins.
 
-A trial is one process, timed in turns with the fastest so far, so that drift over the minutes cancels. The last race is fresh processes of
-the last few and the baseline, and only that gives an interval. Whoever did not race moves with those who did.
+A trial is one process, timed in turns with the fastest so far, so that drift over the minutes cancels. The last race measures the last
+few and the baseline in fresh processes, and only that gives an interval. A recipe that did not race moves with those that did.
 """
 
 from __future__ import annotations
@@ -40,39 +40,40 @@ from redline.search.tune.record import Trial, TuneRecord
 Records = Mapping[str, RunRecord]
 
 PROCESS_SD = 0.01
-"""Two processes of one recipe lie about this share apart: 0.15 to 4.4 % were seen on an H200."""
+"""Two processes of one recipe are taken to lie about this share apart; 0.15 to 4.4 % were seen on an H200."""
 PRIOR_DEGREES = REPLICATES
-"""What is known beforehand of how far processes lie apart counts as much as the replicates of a usual race: two that agree by
-chance must not say that all would."""
+"""The usual distance of processes counts as much as the replicates of a usual race, because two that agree by chance must not say that
+all would."""
 NEAR_ENOUGH = 0.005
-"""A share of the time that does not matter: a simpler recipe is taken for it, a switch that brings less is dropped, a trial need not know it better."""
+"""This share of the time does not matter: a simpler recipe is preferred though it loses as much, a switch that brings no more is dropped,
+and a trial need not be more exact."""
 
 
 class Estimate(Frozen):
-    """One recipe that was timed. Logarithms of seconds per step, or of joules where those are the objective."""
+    """This is what is known of one recipe that was timed, as logarithms of seconds per step, or of joules if those are the objective."""
 
     recipe: str
     record_id: str
     log_s: float
     error: float
-    """Standard error within the processes that were measured."""
+    """This is the standard error within the processes that were measured."""
     host_log_s: float | None = None
-    """Time to issue a step; None where nothing is issued ahead of the device."""
+    """This is the logarithm of the time to issue a step; None if nothing is issued ahead of the device."""
     is_host_bound: bool = False
     too_late: Note | None = None
-    """Why it does not keep the latency target."""
+    """It says why the recipe does not keep the latency target."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One recipe against the baseline."""
+    """This says how one recipe stands against the baseline."""
 
     log_gain: float
-    """The logarithm of the baseline's time, or energy, over that of the recipe."""
+    """This is the logarithm of the baseline's time, or energy, over that of the recipe."""
     sd: float
-    """How far another pair of processes may lie from that."""
+    """Another pair of processes may lie this far from that (one standard deviation)."""
     low: float | None = None
-    """The interval of the ratio; None where fewer than two replicates have met the baseline."""
+    """Here the interval of the ratio begins; it is None if the recipe has met the baseline in fewer than two replicates."""
     high: float | None = None
 
     @property
@@ -81,7 +82,7 @@ class Standing:
 
     @property
     def may_be_off(self) -> float | None:
-        """Without an interval: the ratio may be wrong by this factor, in either direction."""
+        """Returns the factor by which a ratio without an interval may be wrong, in either direction; None if there is an interval."""
         return math.exp(2 * self.sd) if self.low is None else None
 
     @property
@@ -91,7 +92,7 @@ class Standing:
 
 
 class Standings:
-    """Says how the recipes of a search stand by its records. Everything is computed when it is first asked for."""
+    """This class says how the recipes of a search stand by its records. Everything is computed when it is first asked for."""
 
     def __init__(self, tune: TuneRecord, records: Records) -> None:
         self.tune, self.records = tune, records
@@ -103,16 +104,16 @@ class Standings:
 
     @cached_property
     def met(self) -> list[str]:
-        """Names the recipes that were still in the race at its end; the baseline always is."""
+        """Returns the recipes that were still in the race at its end; the baseline always is."""
         return _sound_in(self.replicates[-1]) if self.replicates else []
 
     def times_met(self, *recipes: str) -> int:
-        """In how many replicates all of these have met."""
+        """Returns in how many replicates all of these recipes have met."""
         return sum(set(recipes).issubset(_sound_in(replicate)) for replicate in self.replicates)
 
     @cached_property
     def process_sd(self) -> float:
-        """Returns how far processes of one recipe lie apart, by what is usual and by what the recipes that ran in all of the race have shown."""
+        """Returns how far processes of one recipe lie apart, for which what is usual and what the race has shown are weighed together."""
         variance, degrees = process_spread(self.replicates, self.tune.tune.kind) or (0.0, 0)
         return math.sqrt((PRIOR_DEGREES * PROCESS_SD**2 + degrees * variance) / (PRIOR_DEGREES + degrees))
 
@@ -133,8 +134,11 @@ class Standings:
         return Standing(log_gain, math.hypot(self.process_sd * math.sqrt(2), own.error))
 
     def _least(self, recipe: str, pair: Pair) -> float | None:
-        """The low end of its interval. However slow or quick the host happens to be in a process, a step of the baseline never takes less than
-        its work on the device, which was watched before the search: where the host varies, that says more than the spread of processes."""
+        """Returns the low end of the interval of a recipe.
+
+        However slow or quick the host happens to be in a process, a step of the baseline never takes less than its work on the
+        device, which was watched before the search. If the host varies, that says more than the spread of processes.
+        """
         facts, own = self.tune.facts, self.trials.get(recipe)
         device_s = facts.device_s if facts is not None and facts.host_s is not None else None
         if pair.low is None or own is None or device_s is None or self.tune.tune.kind != "throughput":
@@ -144,22 +148,22 @@ class Standings:
 
     @cached_property
     def _anchor(self) -> str:
-        """The fastest that raced and was on trial: others are set against it as their trials were.
+        """Returns the fastest recipe that raced and was on trial. Others are compared with it by the ratios of their trials.
 
-        Only where nothing raced it is the baseline, whose first process may have been slow.
+        It is the baseline only if nothing raced, because the baseline's first process may have been slow.
         """
         raced = [name for name in self.met if name in self.trials and name != BASELINE]
         return max(raced, key=lambda name: self.of(name).log_gain, default=BASELINE)
 
     def winner(self) -> str | None:
-        """The fastest that may be recommended; of those next to it, the simplest."""
+        """Returns the fastest recipe that may be recommended, or the simplest of those that are as fast within `NEAR_ENOUGH`."""
         timed = {recipe for recipe, estimate in self.trials.items() if estimate.too_late is None}
         fallen = fallen_in_race(self.tune, self.records).keys() | self.rejected
         may_win = {recipe for recipe in {*timed, *self.met} - fallen if unproven(recipe, self.tune) is None}
         raced = [recipe for recipe in self.met if recipe in may_win]
         if not raced:
             return min(may_win & self.trials.keys(), key=lambda recipe: self.trials[recipe].log_s, default=None)
-        often = [recipe for recipe in raced if self.times_met(recipe) >= 2]  # who joined late has no interval
+        often = [recipe for recipe in raced if self.times_met(recipe) >= 2]  # a recipe that joined late has no interval
         gains = {recipe: self.of(recipe).log_gain for recipe in (often if set(often) - {BASELINE} else raced)}
         near = [recipe for recipe, gain in gains.items() if gain >= max(gains.values()) - NEAR_ENOUGH]
         return min(near, key=lambda recipe: (complexity(recipe, self.records), -gains[recipe]))
@@ -170,7 +174,7 @@ class Standings:
 
 
 def complexity(recipe: str, records: Records) -> tuple[int, int]:
-    """How much there is to maintain: first what compiles, as the records tell, then how many switches."""
+    """Returns how much there is to maintain: first how many switches compile, as the records tell, then how many there are."""
     of_recipe = (record.prepared for record in records.values() if str(record.spec.recipe) == recipe)
     prepared = next((each for each in of_recipe if each is not None), None)
     compiling = sum(does.compiles for does in prepared.switches.values()) if prepared is not None else 0
@@ -186,7 +190,7 @@ def _sound_in(replicate: Replicate) -> list[str]:
 
 
 def fallen_in_race(tune: TuneRecord, records: Records) -> dict[str, Note]:
-    """Returns the recipes that the last race rejected, or that hold what it ruled out, though their trials went well; and why."""
+    """Returns the recipes that the last race has rejected, or that hold what it ruled out, though their trials went well; and why."""
     fallen = {}
     for recipe in {trial.recipe for trial in tune.trials}:
         lesson = overruled_by(recipe.split("+"), tune.lessons)
@@ -199,10 +203,10 @@ def fallen_in_race(tune: TuneRecord, records: Records) -> dict[str, Note]:
 
 
 def pair_with(replicates: Sequence[Replicate], one: str, other: str, kind: TimeKind) -> Pair | None:
-    """Returns the time of the one over the time of the other, with an interval over processes; None where they never met.
+    """Returns the ratio that the time of the one has to that of the other, with an interval over processes; None if they never met.
 
-    How far processes lie apart is not known from two or three replicates alone: what is usual counts too. Where the rounds of two replicates
-    agree, that decides; where they do not, the interval is as wide as they say.
+    Two or three replicates alone do not tell how far processes lie apart, so what is usual counts too. The interval is as wide as
+    the processes or the rounds inside them say, whichever is more.
     """
     logs = undisturbed(logs_of(replicates, one, other, kind))
     count = len(logs)
@@ -222,7 +226,7 @@ def pair_with(replicates: Sequence[Replicate], one: str, other: str, kind: TimeK
 
 
 def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
-    """Returns every recipe that was timed on trial and kept its numbers; the last look at it counts.
+    """Returns every recipe that was timed on trial and has kept its numbers; the last trial of it counts.
 
     A trial's time is that of the recipe beside it by their ratio, and the chain begins with the baseline's own time.
     """
@@ -235,7 +239,7 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
         if why is not None and why.about == "numerics":
             found.pop(trial.recipe, None)  # this look was closer than the first
         if record is None or record.failure is not None or not round_medians_s(record, kind_measured(record, kind)):
-            continue  # it broke, or the device did not tell its energy
+            continue  # it broke, or its energy could not be read
         known = found.get(trial.recipe)
         if known is not None and trial.anchor_id is None:
             time = (known.log_s, known.error)  # opened again to go on from: the scale is the one it gave
@@ -260,12 +264,12 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
 def _time_of(
     record: RunRecord, trial: Trial, records: Records, on_scale: Mapping[str, tuple[float, float]], kind: TimeKind
 ) -> tuple[float, float]:
-    """Returns the logarithm of a step's seconds on the scale of the search, and its standard error."""
+    """Returns the logarithm that a step's seconds have on the scale of the search, and its standard error."""
     anchor = records.get(trial.anchor_id or "")
     log = log_ratio(record, anchor, kind) if anchor is not None and anchor.id in on_scale else None
     if log is None or anchor is None:
         times = round_medians_s(record, kind_measured(record, kind)).values()
         return statistics.fmean(map(math.log, times)), 0.0
     log_s, error = on_scale[anchor.id]
-    # Two or three rounds may agree by chance.
+    # Two or three rounds may agree by chance, so the error is never taken to be less than this.
     return log_s + log.centre, math.hypot(max(log.error, NEAR_ENOUGH / 2), error, log.doubt / 2)

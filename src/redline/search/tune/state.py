@@ -26,7 +26,7 @@ from redline.search.tune.space import BASELINE, Space, Switches
 from redline.search.tune.standings import Estimate, Standings
 
 Clock = Callable[[], float]
-"""Seconds that pass; a simulated bench has a clock of its own."""
+"""A clock returns seconds; a simulated bench has one of its own."""
 Purpose = Literal["baseline", "trials", "race", "ablation", "failed", "other"]
 
 FAILED_SHARE = 0.1
@@ -34,18 +34,18 @@ FAILED_SHARE = 0.1
 RESERVE = 0.03
 """This share of the budget is kept for closing workers and writing the code, which come after all that is planned."""
 DERIVED = ("standings", "timed", "lessons", "seen")
-"""What follows from the kept search, and is computed once for each state of it."""
+"""These attributes follow from the kept search. They are computed once for each state of it, and dropped when it changes."""
 
 
 class SearchKeeper(Protocol):
-    """Saves the state of the search; `KeptSearches` does, others keep nothing."""
+    """A keeper saves the state of the search. `KeptSearches` does so; others keep nothing."""
 
     def save(self, record: TuneRecord) -> None: ...
 
 
 @dataclass
 class Search:
-    """One search for the fastest recipe."""
+    """This is one search for the fastest recipe."""
 
     tune: TuneRecord
     space: Space
@@ -58,15 +58,15 @@ class Search:
     order: random.Random
     records: dict[str, RunRecord] = field(default_factory=dict)
     jobs: int = 1
-    """Recipes that may be prepared at the same time."""
+    """This many recipes may be prepared at the same time."""
     before_s: float = 0.0
-    """The seconds that were spent in this session before the search began."""
+    """This many seconds were spent in this session before the search began."""
     is_short: bool = False
-    """More was left to do than this session's budget held."""
+    """It is True if more was left to do than this session's budget held."""
     given_up: set[Switches] = field(default_factory=set)
-    """The recipes that were begun in this session and were not ready in time."""
+    """These recipes were begun in this session and were not ready in time."""
     held: list[Pending] = field(default_factory=list)
-    """Processes that are prepared beside a trial, for the last race."""
+    """These processes are prepared beside a trial, for the last race."""
 
     def __post_init__(self) -> None:
         self.started_s = self._charged_s = self.clock() - self.before_s
@@ -82,17 +82,17 @@ class Search:
 
     @cached_property
     def fewest(self) -> int:
-        """Replicates of the shortest race that gives an interval, which needs two."""
+        """Returns how many replicates the shortest race has that gives an interval, which needs two."""
         return min(2, self.asked.replicates)
 
     @property
     def only(self) -> TimeKind | None:
-        """The one kind of block to measure; a latency target needs both."""
+        """Returns the one kind of block to measure; None means both kinds, which a latency target needs."""
         return None if self.asked.slo_p95_s is not None else self.asked.kind
 
     @cached_property
     def runner(self) -> Race:
-        """Runs replicates in fresh processes, and remembers in which order it opened the last."""
+        """Returns what runs replicates in fresh processes. It is kept, because it remembers in which order it has opened the last."""
         race = Race(self.door, self.journal, self.observer, self.order, only=self.only, planned=self.asked.replicates)
         race.left_s = lambda: self.left_s
         return race
@@ -101,21 +101,24 @@ class Search:
 
     @property
     def elapsed_s(self) -> float:
-        """In this session."""
+        """Returns the seconds that have passed in this session."""
         return self.clock() - self.started_s
 
     @property
     def left_s(self) -> float:
-        """The seconds left of the budget, less those for what comes last."""
+        """Returns the seconds that are left of the budget, less those for what comes last."""
         return (1 - RESERVE) * self.budget_s - self.elapsed_s
 
     @property
     def allowance_s(self) -> float:
-        """The seconds that may still be lost on failures in this session."""
+        """Returns the seconds that may still be lost on failures in this session."""
         return FAILED_SHARE * self.budget_s - (self.tune.spent.failed - self._failed_before_s)
 
     def charge(self, purpose: Purpose, failed_s: float = 0.0) -> None:
-        """Charges all that passed since the last charge to a purpose. `failed_s`: of what trials took until now, so much went into one that failed."""
+        """Charges all that passed since the last charge to a purpose.
+
+        Of what trials took until now, `failed_s` went into one that failed.
+        """
         now_s, spent = self.clock(), self.tune.spent
         spent = msgspec.structs.replace(spent, **{purpose: getattr(spent, purpose) + now_s - self._charged_s})
         failed_s, left_s = min(failed_s, spent.trials), max(self.budget_s - self.elapsed_s, 0.0)
@@ -126,9 +129,9 @@ class Search:
     # Memory
 
     def has_memory_for(self, workers: int) -> bool:
-        """Returns whether so many workers fit on the device beside each other, half as large again as the baseline, and one more on the host.
+        """Returns whether this many workers fit on the device beside each other, and one more on the host.
 
-        By what the baseline needed; before it was timed, by what the facts say.
+        Each is taken to need half as much again as the baseline did, or as the facts say before the baseline was timed.
         """
         baseline, facts, resident = self.baseline(), self.tune.facts, 0
         if baseline is not None:
@@ -145,18 +148,18 @@ class Search:
         return psutil.virtual_memory().available > 2 * resident and (not limit or 1.5 * workers * needed <= limit)
 
     def held_of(self, switches: Switches) -> int:
-        """How many processes of this recipe the last race will find prepared."""
+        """Returns how many processes of this recipe the last race will find prepared."""
         return sum(self.recipe_of(pending.record) == switches for pending in self.held)
 
     def drop_held(self) -> None:
-        """End the processes that no race has taken."""
+        """Ends the processes that no race has taken."""
         while self.held:
             self.held.pop().session.kill()
 
     # What is kept
 
     def keep(self, **changes: Any) -> None:
-        """Whatever is known is on disk before the next worker is opened."""
+        """Changes the search and saves it, so that whatever is known is on disk before the next worker is opened."""
         seconds = self._spent_before_s + self.elapsed_s
         self.tune = msgspec.structs.replace(self.tune, seconds=seconds, budget_s=self.budget_s, **changes)
         for name in DERIVED:
@@ -164,7 +167,7 @@ class Search:
         self.keeper.save(self.tune)
 
     def tell(self, told: Note, *, is_short: bool = False) -> None:
-        """`is_short`: the budget ended before something that is worth having."""
+        """Adds a note to the search. `is_short` says that the budget ended before something that is worth having."""
         self.is_short |= is_short
         self.keep(notes=(*self.tune.notes, told))
 
@@ -176,24 +179,24 @@ class Search:
 
     @cached_property
     def standings(self) -> Standings:
-        """How the recipes stand against the baseline by now, at the first batch."""
+        """Returns how the recipes stand against the baseline by now, which is at the first batch."""
         return Standings(self.tune, self.records)
 
     @cached_property
     def timed(self) -> dict[Switches, Estimate]:
-        """What was timed and kept its numbers in its trial, by its switches; also what the last race has rejected since."""
+        """Returns what was timed and has kept its numbers in its trial, by its switches, even if the last race has rejected it since."""
         return {self.space.switches_of(text): estimate for text, estimate in self.standings.trials.items()}
 
     @cached_property
     def lessons(self) -> Lessons:
-        """What is ruled out and what is suspected by now."""
+        """Returns what is ruled out and what is suspected by now."""
         sound = {*self.checked_long(), BASELINE} if self._is_overruled else self.timed.keys()
         doubted = [choice.switch for choice in self.space.choices if choice.is_doubtful]
         return Lessons(self.tune.lessons, sound, self.timed.keys(), self.space.kin, doubted)
 
     @cached_property
     def seen(self) -> dict[Switches, Estimate]:
-        """What was timed and is still believed to keep its numbers: no longer check has found them wrong, or probably would."""
+        """Returns what was timed and is still believed to keep its numbers: no longer check has found them wrong, or is likely to."""
         doubted: set[Switches] = set()
         if self._is_overruled:
             likely = {each for each in self.timed if self.lessons.chance(each) >= 0.5} | self.checked_long()
@@ -205,12 +208,12 @@ class Search:
         return any(lesson.overrules_trials for lesson in self.tune.lessons)
 
     def checked_long(self) -> set[Switches]:
-        """Returns the recipes whose numbers held over as many steps as the last race looks at."""
+        """Returns the recipes whose numbers have held over as many steps as the last race looks at."""
         sound = (record for record in self.records.values() if is_checked_long(record))
         return {self.recipe_of(record) for record in sound if rejection(record, self.tune) is None}
 
     def tried(self) -> set[Switches]:
-        """Returns what need not be tried again. What is doubted since may be looked at more closely."""
+        """Returns what need not be tried again. What has come into doubt since may be looked at more closely."""
         doubted = self.timed.keys() - self.seen.keys()
         tried = {self.space.switches_of(trial.recipe) for trial in self.tune.trials}
         return tried - {switches for switches in doubted if not self.lessons.rules_out(switches)}
@@ -219,7 +222,7 @@ class Search:
         return self.timed.get(BASELINE)
 
     def ranked(self) -> list[Switches]:
-        """Returns what may be recommended for all that is known, the fastest first."""
+        """Returns the recipes that may be recommended for all that is known; the fastest comes first."""
         able = [one for one, each in self.seen.items() if not (each.too_late or unproven(each.recipe, self.tune))]
         return sorted(able, key=lambda switches: self.seen[switches].log_s)
 
@@ -227,7 +230,7 @@ class Search:
         return next(iter(self.ranked()), None)
 
     def is_only_shown(self, switches: Switches) -> bool:
-        """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
+        """Returns whether a recipe is shown and never recommended: it is quantized without a check, or in a way that has failed one."""
         quantizing = quantizing_of(switches, self.tune)
         if self.asked.check is None:
             return bool(quantizing)
@@ -240,7 +243,7 @@ class Search:
         return self.space.switches_of(str(record.spec.recipe))
 
     def trial_spec(self, switches: Switches) -> RunSpec:
-        """Once a recipe has lost its numbers in the last race, trials look as closely as that."""
+        """Returns the spec of a trial. Once a recipe has lost its numbers in the last race, trials look as closely as that race."""
         lost = any(lesson.overrules_trials and lesson.reason.about == "numerics" for lesson in self.tune.lessons)
         return self.spec_of(switches, trial_measure(on_cpu=self.on_cpu, checks_long=lost))
 
@@ -251,7 +254,7 @@ class Search:
         return self.spec_of(switches, msgspec.structs.replace(measure, **changes))
 
     def spec_of(self, switches: Switches, measure: MeasureSpec) -> RunSpec:
-        """A worker that has begun may take half a minute, however little is left of the budget."""
+        """Returns the spec of a recipe. Its worker may take half a minute to prepare, however little is left of the budget."""
         spec, replace = self.asked.spec, msgspec.structs.replace
         patience_s = min(spec.launch.prepare_timeout_s, round(max(self.left_s, 30.0), 1))
         if self.asked.objective == "energy":  # a counter of joules moves every 20 to 100 ms
@@ -269,9 +272,9 @@ def is_on_cpu(spec: RunSpec) -> bool:
 
 
 def usual_jobs(spec: RunSpec) -> int:
-    """Recipes that may be prepared at the same time on this machine.
+    """Returns how many recipes may be prepared at the same time on this machine.
 
-    A worker that prepares for a GPU keeps about two processors busy, one for a CPU computes on all of them in between.
+    A worker that prepares for a GPU keeps about two processors busy; one for a CPU computes on all of them in between.
     """
     if spec.launch.door not in ("fork", "spawn"):
         return 1
@@ -280,7 +283,10 @@ def usual_jobs(spec: RunSpec) -> int:
 
 
 def trial_measure(*, on_cpu: bool, checks_long: bool = False) -> MeasureSpec:
-    """Short looks: what matters is which recipes are worth a longer one. `checks_long`: numbers as in the last race."""
+    """Returns settings for a short look, which only has to tell which recipes are worth a longer one.
+
+    With `checks_long` numbers are checked as in the last race.
+    """
     quick = MeasureSpec.for_effort("quick")
     return msgspec.structs.replace(
         quick,

@@ -20,47 +20,47 @@ from redline.search.tune.standings import Records, Standings, fallen_in_race, pa
 
 
 class Ranked(Frozen):
-    """A recipe against the baseline: `ratio` is the baseline's time, or energy where that is the objective, over its own."""
+    """This says how a recipe ranks: its `ratio` is the baseline's time, or energy if that is the objective, over its own."""
 
     recipe: str
     ratio: float
     verdict: RaceVerdict
     row: Measurement
-    """Its figures, over all of its processes."""
+    """These are its figures over all of its processes."""
     low: float | None = None
     """It is None where fewer than two processes of the recipe met the baseline."""
     high: float | None = None
     may_be_off: float | None = None
-    """Without an interval: the ratio may be wrong by this factor, in either direction."""
+    """If there is no interval, the ratio may be wrong by this factor, in either direction."""
     compile_s: float | None = None
-    """The first time it was compiled in this search; other recipes may have been prepared beside it."""
+    """Compiling took this long the first time in this search; other recipes may have been prepared beside it."""
     note: Note | None = None
-    """Why it was not recommended, though it was timed."""
+    """It says why the recipe was not recommended, though it was timed."""
 
     @property
     def is_certain(self) -> bool:
-        """Surely faster than the baseline: the interval over processes lies above 1."""
+        """It is True if the recipe is surely faster than the baseline: the interval over processes lies above 1."""
         return self.recipe != BASELINE and self.low is not None and self.low > 1
 
 
 class SwitchGain(Frozen):
-    """The time without a switch over the time with it: above 1 it helps."""
+    """The gain is the time without a switch over the time with it: the switch helps if it is above 1."""
 
     switch: str
-    """Several, as in a recipe, where some cannot do without another: they were left out together."""
+    """It names several, as in a recipe, if some of them cannot do without another: they were left out together."""
     gain: float
     low: float | None
     high: float | None
 
 
 class Rejected(Frozen):
-    """A recipe that may not be recommended, and what that taught."""
+    """This recipe may not be recommended; it says why, and what that taught."""
 
     recipe: str
     switch: str | None
-    """The switches that caused it, joined by `+`; None where that is not known."""
+    """These switches have caused it, joined by `+`; None if that is not known."""
     scope: FailureScope
-    """Says what is not tried again: the switch in any recipe, the pair, or only the recipe."""
+    """It says what is not tried again: the switch in any recipe, the pair, or only the recipe."""
     code: str
     text: str
 
@@ -68,25 +68,25 @@ class Rejected(Frozen):
 class TuneSummary(Frozen):
     tune: TuneRecord
     leader: Ranked | None
-    """The fastest that may be recommended, certain or not; the baseline where nothing was faster."""
+    """This is the fastest that may be recommended, certain or not; it is the baseline if nothing was faster."""
     ranking: tuple[Ranked, ...]
-    """At the first batch, the fastest first."""
+    """These were measured at the first batch; the fastest comes first."""
     switches: tuple[SwitchGain, ...]
     rejected: tuple[Rejected, ...]
 
     @property
     def winner(self) -> Ranked | None:
-        """None where nothing is surely faster than the baseline."""
+        """Returns the leader, or None if it is not surely faster than the baseline."""
         return self.leader if self.leader is not None and self.leader.is_certain else None
 
     @property
     def has_answer(self) -> bool:
-        """Whether the search has an answer: that nothing beats the baseline is known only when all that promised something was tried."""
+        """Returns whether the search has an answer. That nothing is faster is known only when all that promised a gain was tried."""
         return self.tune.state == "done" or (self.tune.state == "out-of-budget" and self.winner is not None)
 
 
 def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneSummary:
-    """All of it. With the device's ceilings, also how far the leader is from them."""
+    """Returns all that a search found. With the device's ceilings it also says how far the leader is from them."""
     measured = [records[each] for each in dict.fromkeys(tune.record_ids) if each in records]
     lines = [line for line in lines_of(measurements(measured, ceilings_of)) if line.row.failure is None]
     rows: dict[tuple[str, int | None], Measurement] = {}
@@ -128,14 +128,14 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
 
 
 def gains_of(chosen: str, tune: TuneRecord, records: Records) -> list[SwitchGain]:
-    """Returns what leaving out each switch of this recipe costs, by all replicates in which the two met."""
+    """Returns what it costs to leave out each switch of this recipe, by all replicates in which both recipes were measured."""
     ablations = replicates_of(tune.ablations, records)
     replicates = [*replicates_of(tune.finals, records), *ablations]
     taken_apart = {str(record.spec.recipe) for replicate in ablations for record in replicate}
     words, gains = _words(chosen), []
     for without in dict.fromkeys(str(record.spec.recipe) for each in replicates for record in each):
         left_out = [word for word in words if word not in _words(without)]
-        # That a smaller recipe was raced too does not mean that its other switches go together.
+        # A smaller recipe may have been raced by itself. It tells the gain of several switches only if they were left out on purpose.
         if (
             not left_out
             or not words.keys() >= _words(without).keys()
@@ -149,12 +149,12 @@ def gains_of(chosen: str, tune: TuneRecord, records: Records) -> list[SwitchGain
 
 
 def _words(recipe: str) -> dict[str, None]:
-    """The switches of a recipe in their order."""
+    """Returns the switches of a recipe in their order."""
     return dict.fromkeys(recipe.split("+") if recipe != BASELINE else [])
 
 
 def _rejected(tune: TuneRecord, measured: list[RunRecord]) -> Iterator[Rejected]:
-    """Yields each rejected recipe once, with what its failure taught; also what a race taught that was begun anew since."""
+    """Yields each rejected recipe once, with what its failure has taught; also those of an earlier race that was begun anew since."""
     taught = {lesson.recipe: lesson for lesson in tune.lessons}
     reasons: dict[str, tuple[Note, Any]] = {}
     for record in measured:

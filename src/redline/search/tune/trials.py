@@ -1,4 +1,4 @@
-"""Trials: recipes are prepared beside each other, then timed one at a time in turns with the fastest so far."""
+"""In trials, recipes are prepared beside each other, and then timed one at a time in turns with the fastest so far."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from redline.search.tune.standings import NEAR_ENOUGH
 from redline.search.tune.state import FAILED_SHARE, Search
 
 LOOK_S = 0.05
-"""The search waits so long for each worker that prepares, one after the other; ten times as long, and it asks what to give up."""
+"""The search waits this long for each worker that prepares, one after the other. Every ten times this long it asks what to give up."""
 
 
 @dataclass
 class UntilPlaced(StopRule):
-    """Times a candidate interleaved with the fastest so far, with more rounds for one that may win than for one that is clearly behind."""
+    """A candidate is timed interleaved with the fastest so far. One that may win gets more rounds than one that is clearly behind."""
 
     candidate: Entry
     kind: TimeKind
     is_over: Callable[[], bool]
-    """Says whether the budget has ended."""
+    """It says whether the budget has ended."""
 
     def visited(self, entries: Sequence[Entry]) -> list[Entry]:
         return super().visited(entries) if self.candidate.stopped is None else []
@@ -50,7 +50,7 @@ class UntilPlaced(StopRule):
         if rounds < 3:
             return False
         anchor = next((each for each in entries if each is not entry and each.is_sound), None)
-        if anchor is None:  # it only gives the scale: the others are timed in turns with it
+        if anchor is None:  # the first only gives the scale, as the others are timed in turns with it
             interval = entry.interval(self.kind)
             return interval is not None and interval.half_width <= TIME_BAND
         log = log_ratio(anchor.record, entry.record, self.kind)
@@ -62,16 +62,16 @@ class UntilPlaced(StopRule):
 
 
 class Trials:
-    """Context manager: the worker of the fastest recipe so far lives as long as it does."""
+    """This context manager runs trials. The worker of the fastest recipe so far lives as long as it does."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
         self._anchor: Entry | None = None
         self.flights: list[Candidate] = []
         self._seen_at_s = search.clock()
-        """Up to then the time that passed is counted for those on their way."""
+        """The time that passed until then has been counted for the recipes on their way."""
         self._idle_s = 0.0
-        """Waited for workers since the last of them was ready."""
+        """The search has waited this long for workers since the last of them was ready."""
         self._positions = itertools.count(len(search.tune.trials))
         given = (search.door, search.journal, search.observer, search.order)
         self._group = Group(*given, only=search.only, solo_blocks=FEWEST_SOLO_BLOCKS)
@@ -82,7 +82,7 @@ class Trials:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The race takes over what was prepared for it of the fastest; others have no use."""
+        """Leaves to the race what was prepared for it of the fastest recipe, and ends all other processes, which have no use."""
         search, leader = self._search, self._search.leader()
         for pending in list(search.held):
             is_wanted = kind is None and search.recipe_of(pending.record) == leader
@@ -93,7 +93,7 @@ class Trials:
 
     @property
     def is_open(self) -> bool:
-        """Whether the fastest so far is open, so that others can be interleaved with it."""
+        """It is True if the fastest so far is open, so that others can be interleaved with it."""
         return self._anchor is not None
 
     # Preparing
@@ -110,7 +110,7 @@ class Trials:
         return len(self.flights) + sum(pending.reply is None for pending in self._search.held)
 
     def start(self, candidate: Candidate, why: str) -> None:
-        """Have a worker prepare this recipe; and others the same for its race, as there may be no time for that later."""
+        """Has a worker prepare this recipe, and others the same for its race if there may be no time for that later."""
         search, position, switches = self._search, next(self._positions), candidate.switches
         search.observer.attempting(search.space.text(switches), position + 1, why)
         is_held = self._needs_company(switches)
@@ -125,9 +125,9 @@ class Trials:
             search.held += [self._group.start(spec, 0, sharing=sharing) for spec in specs]
 
     def _needs_company(self, switches: Switches) -> bool:
-        """Returns whether to prepare the processes of its race beside its trial: where it may be too late to open them afterwards.
+        """Returns whether to prepare the processes of a recipe's race beside its trial, because it may be too late to open them afterwards.
 
-        Only on a GPU, as on a CPU they would compute where it compiles; and for one recipe at a time.
+        This is done only on a GPU, because on a CPU they would compute where it compiles; and only for one recipe at a time.
         """
         search, costs = self._search, Costs(self._search)
         if search.on_cpu or search.held or search.asked.replicates < 2 or not costs.compiles(switches):
@@ -138,14 +138,14 @@ class Trials:
     # Waiting
 
     def finish(self, switches: Switches) -> None:
-        """Time those that are prepared until this one is done."""
+        """Times recipes that are prepared until this one is done."""
         while any(flight.switches == switches for flight in self.flights):
             self.finish_one(patiently=True)
 
     def finish_one(self, *, patiently: bool = False) -> None:
-        """Wait for the first that is prepared, check its numerics, and only then time it.
+        """Waits for the first recipe that is prepared, checks its numerics, and only then times it.
 
-        The trial is kept, whatever became of it. `patiently`: however little is left of the budget.
+        The trial is kept, whatever became of it. With `patiently` it waits however little is left of the budget.
         """
         flight = self._first_ready(patiently=patiently)
         if flight is None:
@@ -180,7 +180,10 @@ class Trials:
             self._drop(pending)
 
     def _pass_time(self, *, still: bool = False) -> None:
-        """Count what has passed for all on their way, less what they slowed each other down. `still`: they stood still, while others were timed."""
+        """Counts what has passed for all recipes on their way, less what they slowed each other down.
+
+        With `still` nothing is counted, because they stood still while others were timed.
+        """
         now_s = self._search.clock()
         alone_s = (now_s - self._seen_at_s) / (1 + CONTENTION * max(self._preparing - 1, 0))
         for flight in self.flights if not still else ():
@@ -188,10 +191,10 @@ class Trials:
         self._seen_at_s = now_s
 
     def _first_ready(self, *, patiently: bool) -> Candidate | None:
-        """The first that is prepared. None: none for a while, or nothing would be in time for its race any more."""
+        """Returns the first that is prepared; None if there was none for a while, or nothing would be in time for its race any more."""
         search = self._search
         search.charge("other")
-        # What compiles is less likely to be in time after a while: what is worth starting may be another recipe then.
+        # After a while a compile is less likely to be in time, so that another recipe may be worth starting. The wait ends then.
         until_s, weighed_s = search.clock() + FAILED_SHARE / 2 * search.budget_s, search.clock()
         while True:
             first = self.flights[0]
@@ -212,12 +215,15 @@ class Trials:
                     return None
 
     def _give_up_late(self) -> None:
-        """Give up what is too unlikely to be ready in time for what it promised, unless what may be lost on failures is not used up yet."""
+        """Gives up what is too unlikely to be ready in time for what it promised.
+
+        Nothing is given up as too unlikely while what may be lost on failures is not used up yet.
+        """
         search, costs = self._search, Costs(self._search)
         race_s = costs.race_s(search.leader() or BASELINE)
-        # One more would be timed before the race.
+        # One more trial would be timed before the race, so there must be time for both.
         is_over = search.left_s <= race_s + (2 * costs.timed_s if race_s else 0.0)
-        may_wait = self._idle_s < search.allowance_s - 12 * LOOK_S  # so much later it is noticed
+        may_wait = self._idle_s < search.allowance_s - 12 * LOOK_S  # it may be noticed this much later
         late, beside = list[Candidate](), len(self.flights) - 1
         for flight in self.flights:
             wait_s = min(search.left_s, costs.seconds(flight.switches)) / max(search.jobs // 2, 1)
@@ -237,7 +243,7 @@ class Trials:
         self._give_up(late, "it will not be ready in time")
 
     def _give_up(self, flights: Sequence[Candidate], why: str) -> None:
-        """Stop preparing these, for good."""
+        """Stops preparing these for good."""
         for flight in flights:
             self._search.given_up.add(flight.switches)
             self._search.observer.attempted(self._search.space.text(flight.switches), f"given up: {why}")
@@ -256,7 +262,7 @@ class Trials:
         self._search.held.remove(pending)
 
     def _make_room(self) -> None:
-        """A recipe ran out of memory beside others: from now on each is prepared alone."""
+        """Ends all workers, because a recipe ran out of memory beside others. From now on each is prepared alone."""
         self._search.jobs = 1
         for flight in list(self.flights):
             self._cancel(flight)
@@ -284,7 +290,7 @@ class Trials:
             search.records[self._anchor.record.id] = self._anchor.record
         is_broken = rejection(record, search.tune) is not None and not record.blocks
         purpose = "baseline" if flight.switches == BASELINE else "failed" if is_broken else "trials"
-        # Without those that go on being prepared beside it, the search would have waited as long.
+        # All of the wait is charged to the one that broke: without the others beside it, the search would have waited as long.
         search.charge(purpose, failed_s=self._idle_s if is_broken else 0.0)  # type: ignore[arg-type]
         self._idle_s = 0.0
         text = search.space.text(flight.switches)
@@ -292,7 +298,7 @@ class Trials:
         search.keep(trials=(*search.tune.trials, trial))
 
     def _settle(self, entry: Entry) -> Note:
-        """The faster of the two stays open; returns what is to be said of the newer."""
+        """Keeps the faster of the two open; returns what is to be said of the newer."""
         search = self._search
         why = rejection(entry.record, search.tune)
         log = log_ratio(self._anchor.record, entry.record, search.asked.kind) if self._anchor is not None else None
