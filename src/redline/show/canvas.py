@@ -1,4 +1,4 @@
-"""The figures, axes, colours and files that every picture is made with."""
+"""This module has the figures, axes, colours and files with which every picture is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a path where no picture can be written: asked before the long measurement, not after it."""
+    """Refuses a path where no picture can be written. It is called before the long measurement, not after it."""
     if path.suffix.lower() not in PICTURES:
         raise SpecError(f"plot must end in {', '.join(PICTURES)}, got {path}")
     try:
@@ -29,8 +29,8 @@ def check_picture(path: Path) -> None:
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes; several of them side by side."""
-    # Made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
+    """Returns a figure and its axes, or several axes side by side."""
+    # It is made without pyplot, so that no window system is needed, and a notebook's own state stays untouched.
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(width, height), layout="constrained")
@@ -50,17 +50,17 @@ def label_axes(axes: Any, across: str, up: str, title: str) -> None:
 
 
 def label_text(text: str, longest: int = LABEL) -> str:
-    """Text for a picture: dollars would begin a formula."""
+    """Returns text for a picture, with dollars escaped, which would begin a formula."""
     return one_line(text, longest).replace("$", r"\$")
 
 
 def log_ticks(axes: Any) -> None:
-    """A logarithmic axis whose labels are whole numbers: 1, 2, 5, 10, 20, 50."""
+    """Makes the vertical axis logarithmic, with whole numbers as labels: 1, 2, 5, 10, 20, 50."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    # Less than a decade would show one label or two.
+    # With these labels alone, less than a decade would show only one or two.
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high > 8 * low else range(1, 10)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

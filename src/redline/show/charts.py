@@ -1,4 +1,4 @@
-"""These pictures show one figure of a table's rows: as bars, also made of letters for a terminal, or as curves against the batch."""
+"""These pictures show one figure of a table's rows: as bars, which may be made of letters for a terminal, or as curves over the batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redline.show.canvas import COLOURS, batch_ticks, label_text, log_ticks, new
 MOST_BARS = 24
 MARKERS = "osD^vP"
 WIDTH = 80
-"""Characters of a line in a terminal: the name, the bar and the number."""
+"""A line in a terminal has at most this many characters: the name, the bar and the number."""
 
 
 def bars_of(table: Table, name: str) -> Iterator[tuple[str, Metric]]:
@@ -40,7 +40,7 @@ def bar_figure(table: Table, name: str = "throughput") -> Any:
 
 
 def bar_text(table: Table, name: str = "throughput") -> str:
-    """The same for a terminal."""
+    """Returns the same bars as text for a terminal."""
     bars = list(bars_of(table, name))
     most = max((metric.value or 0.0 for _, metric in bars), default=0.0) or 1.0
     room = max((len(called) for called, _ in bars), default=0)
@@ -52,7 +52,7 @@ def bar_text(table: Table, name: str = "throughput") -> str:
 
 
 class Star(NamedTuple):
-    """A point of a curve that is marked with a star, such as its knee."""
+    """This point of a curve is marked with a star, such as its knee."""
 
     model: str
     recipe: str

@@ -1,4 +1,4 @@
-"""What a report is about: its records, and for each subject the table and the sentence that follow from them.
+"""The contents are what a report is about: its records, and for each subject the table and the sentence that follow from them.
 
 A subject is a model with its task, its setting and its device. Rows of one subject may be compared; rows of two never are.
 """
@@ -49,18 +49,18 @@ METHOD = (
     "The knee is where throughput reaches 90 % of what larger batches near, by the fit t = a + c·b on batches that the "
     "device, not the host, limits.",
 )
-"""How the numbers of every report were taken."""
+"""These sentences say how the numbers of every report were taken."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What was measured of one subject."""
+    """A section has what was measured of one subject."""
 
     subject: Subject
     table: Table
     headline: Headline
     numbers: tuple[int, ...]
-    """The places of its rows among the lines of the report."""
+    """Its rows have these places among the lines of the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +69,16 @@ class Contents:
     headline: str
     records: Sequence[RunRecord]
     rows: Sequence[Measurement]
-    """One for each record, in the same order."""
+    """There is one row for each record, in the same order."""
     lines: Sequence[Line]
-    """One for each recipe and batch of a subject, over all processes that measured it."""
+    """There is one line for each recipe and batch of a subject, over all processes that measured it."""
     sections: Sequence[Section]
     curves: Sequence[Curve]
     profiles: Sequence[Profile]
     lanes: Mapping[str, Lanes]
-    """The captured steps of the newest profiles, by record."""
+    """These are the captured steps of the newest profiles, by record."""
     notes: Sequence[Note]
-    """What a reader must know about the report itself: records that could not be read, traces that are gone."""
+    """They say what a reader must know about the report itself: that records could not be read, or that traces are gone."""
     searches: Sequence[TuneSummary]
     gain_paths: Sequence[GainPath]
     rooflines: Sequence[RooflineChart]
@@ -104,10 +104,11 @@ def contents_of(
     ceilings_of: CeilingsOf | None = None,
     memories: Sequence[MemoryRow] = (),
 ) -> Contents:
-    """Everything that a report shows of these records.
+    """Returns everything that a report shows of these records.
 
-    `profiles` are those at hand already; None reads the traces that the records name. `tunes` are the searches the records were made
-    for, newest last. Without `ceilings_of` nothing is said of headroom. `sentence` replaces the headline that the rows suggest.
+    `profiles` are those that are at hand already; with None the traces that the records name are read. `tunes` are the searches for
+    which the records were made, newest last. Without `ceilings_of` nothing is said of headroom. `sentence` replaces the headline that
+    the rows suggest.
     """
     rows = measurements(records, ceilings_of)
     lines = with_search_ratios(lines_of(rows), tunes)
@@ -137,7 +138,7 @@ def contents_of(
 
 
 def line_row(line: Line) -> Row:
-    """The row of a line, with where and when it was measured."""
+    """Returns the row of a line, with where and when it was measured."""
     made = _row(line)
     more: dict[str, Fact] = {
         "setting": line.subject.setting or None,
@@ -149,14 +150,14 @@ def line_row(line: Line) -> Row:
 
 
 def _row(line: Line) -> Row:
-    """The row beside others of its subject; one that was timed beside a profiler says so."""
+    """Returns the row as it stands beside others of its subject; one that was timed beside a profiler says so."""
     made = row_of(line.row)
     facts = {**made.facts, "device": line.subject.device} | ({"kind": "profile"} if line.is_capture else {})
     return msgspec.structs.replace(made, facts=facts)
 
 
 def _sections(lines: Sequence[Line]) -> list[Section]:
-    """One for each subject; those with a proven gain first."""
+    """Returns one section for each subject; those with a proven gain come first."""
     numbers: dict[Subject, list[int]] = {}
     for number, line in enumerate(lines):
         numbers.setdefault(line.subject, []).append(number)
@@ -172,13 +173,13 @@ def _sections(lines: Sequence[Line]) -> list[Section]:
 
 
 def _gain(section: Section) -> float:
-    """The largest ratio that is proven in a section; 0 if none is."""
+    """Returns the largest ratio that is proven in a section; 0 if none is."""
     proven = [row.value("ratio") for row in section.table.rows if row.get("verdict") == "faster"]
     return max(proven, default=0.0)
 
 
 def _headline(sections: Sequence[Section]) -> str:
-    """The sentence of the first section with its subject, since it is read without the table."""
+    """Returns the sentence of the first section with its subject, since it is read without the table."""
     if not sections:
         return "There is nothing to report yet."
     first = sections[0]
@@ -186,7 +187,7 @@ def _headline(sections: Sequence[Section]) -> str:
 
 
 def _title(subjects: Sequence[Subject]) -> str:
-    """The models and devices, as far as a title can name them."""
+    """Returns the models and devices, as far as a title can name them."""
 
     def some(names: Sequence[str], what: str) -> str:
         return ", ".join(names) if len(names) <= 3 else f"{len(names)} {what}"
@@ -197,7 +198,7 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 
 def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> tuple[list[Profile], list[Note]]:
-    """The profiles of the traces that are still where they were written, and notes about those that are not."""
+    """Returns the profiles of traces that are still where they were written, and notes about those that are not."""
     found: list[Profile] = []
     notes: list[Note] = []
     gone: list[str] = []

@@ -1,4 +1,4 @@
-"""How far a measurement has come: what each record is doing, how much is done, how long the rest may take."""
+"""This module says how far a measurement has come: what each record is doing, how much is done, how long the rest may take."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WITH_DETAIL = ("warm-up", "build", "data", "feed", "load", "ceilings")
 
 
 NO_USE = (WIDEST - 1) / (WIDEST + 1)
-"""Half the width of an interval that spans the widest factor, relative to its middle."""
+"""An interval that spans the widest factor has this half width, relative to its middle."""
 
 
 def stage_words(progress: Progress) -> str:
@@ -51,7 +51,7 @@ def stage_words(progress: Progress) -> str:
 
 
 def ended_words(row: Measurement) -> str:
-    """How a closed record ended, in the words of its table; a speed that the table doubts has no number here."""
+    """Returns how a closed record has ended, in the words of its table; a speed that the table doubts has no number here."""
     if row.failure is not None:
         return f"failed: {row.failure.told}"
     speed = metric_of(row, "throughput")
@@ -61,7 +61,7 @@ def ended_words(row: Measurement) -> str:
 
 
 def epoch_line(epoch: Epoch, of: int, item: str) -> str:
-    """One epoch on one line, as it is done."""
+    """Returns the line that is shown for an epoch when it is done."""
     parts = [
         f"epoch {epoch.number}/{of}: {format_seconds(epoch.seconds)}",
         f"{format_rate(epoch.samples_per_s)} {item}/s",
@@ -74,7 +74,7 @@ def epoch_line(epoch: Epoch, of: int, item: str) -> str:
 
 
 class Course:
-    """Counts the records that are planned and done, says how long the rest may take, and which result is the best so far."""
+    """A course counts the records that are planned and done, and says how long the rest may take and which result is the best so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -84,26 +84,26 @@ class Course:
         self._seen: set[str] = set()
         self._done: set[str] = set()
         self._firsts: dict[str, RunRecord] = {}
-        """The first recipe of each group."""
+        """These are the records of the first recipe of each group."""
         self._gain = 1.0
         self.best = ""
-        """The result that gains most over the first of its group, in words."""
+        """It says in words which result gains most over the first of its group."""
 
     def planned(self, records: int) -> None:
-        """Add to the number of records to be measured."""
+        """Adds these to the records that are to be measured."""
         if not self._planned:
             self._began = self._clock()
         self._planned += records
 
     def ends_in(self, seconds: float) -> None:
-        """Say when it ends at the latest, whatever is still to be measured."""
+        """Says when the measurement ends at the latest, whatever is still to be measured."""
         self._ends_at = self._clock() + seconds
 
     def opened(self, record: RunRecord) -> None:
         self._seen.add(record.id)
 
     def closed(self, record: RunRecord) -> Measurement:
-        """Returns the row of the record, set against the first of its group as in the table to come."""
+        """Returns the row of the record, which is compared with the first of its group as in the table to come."""
         self._done.add(record.id)
         if record.group is not None and record.position == 0:
             self._firsts[record.group] = record
@@ -122,12 +122,12 @@ class Course:
 
     @property
     def whole(self) -> int:
-        """How many records there are to measure; 0 where no plan is known."""
+        """Returns how many records there are to measure; 0 if no plan is known."""
         return max(self._planned, len(self._seen)) if self._planned else 0
 
     @property
     def told(self) -> str:
-        """Done, elapsed and left in a few words, with the best so far; empty where no plan is known."""
+        """Returns in a few words what is done, elapsed and left, with the best so far. The text is empty if no plan is known."""
         elapsed_s = self._clock() - self._began
         parts = [f"{self.done} of {self.whole} done"] if self.whole else []
         if self._ends_at is not None:
@@ -139,7 +139,7 @@ class Course:
 
 
 def interval_words(rounds: int, interval: Interval | None, target: float) -> str:
-    """How narrow the interval of a record is after some rounds."""
+    """Returns words that say how narrow the interval of a record is after some rounds."""
     width = f"±{format_share(interval.half_width)}" if interval else "too few samples yet"
     if interval is not None and interval.half_width > NO_USE:
         width = TOO_NOISY
@@ -147,7 +147,7 @@ def interval_words(rounds: int, interval: Interval | None, target: float) -> str
 
 
 def in_columns(name: str, words: str, width: int) -> str:
-    """A name and what it is doing on one line: the words are cut last, since they have the numbers."""
+    """Returns a name and what it is doing on one line. The name is cut first, since the words have the numbers."""
     room = max(12, min(44, width - len(words) - 1))
     return shortened(f"{shortened(name, room):<{min(room, 44)}} {words}", width)
 

@@ -26,7 +26,7 @@ from redline.show.payload import as_json, payload_of
 from redline.show.result import Result
 
 FINDINGS = 3
-"""Findings of each profile that are shown: those that could bring the most."""
+"""This many findings of each profile are shown, namely those that could bring the most."""
 
 IN_THE_WAY = {
     "host": "the host: the device waits for Python to launch work",
@@ -41,7 +41,7 @@ IN_THE_WAY = {
 
 
 class Station(Frozen):
-    """One of now, reached and possible."""
+    """A station is one of now, reached and possible."""
 
     label: str
     value: str
@@ -50,16 +50,16 @@ class Station(Frozen):
 
 
 class Answer(Frozen):
-    """The card that the first screen shows for a subject."""
+    """The answer is the card that the first screen shows for a subject."""
 
     title: str
     row: int
-    """The number of the line it is about, so that filters can act on it."""
+    """It is about the line with this number, by which filters can act on it."""
     stations: tuple[Station, ...]
     in_the_way: str
     switch_on: str
     code: str = ""
-    """The line of Python that applies the recipe."""
+    """This line of Python code applies the recipe."""
     command: str = ""
 
 
@@ -114,7 +114,7 @@ def _doubt(row: Row) -> str:
 
 
 def _possible(row: Row) -> Station:
-    """The speed at which the device's limits would be reached."""
+    """Returns the speed at which the device's limits would be reached."""
     speed, left = row.metric("throughput"), row.metric("headroom")
     if speed is None or speed.value is None or left is None or left.value is None:
         return Station(label="possible", value="–", doubt="it needs the device's ceilings: redline roofline")
@@ -320,16 +320,16 @@ SCRIPTS = (
     "boxes.js",
     "main.js",
 )
-"""In this order: each may use those before it."""
+"""The scripts are in this order because each may use those before it."""
 STYLE = "style.css"
 
 
 def dashboard(contents: Contents, result: Result) -> str:
-    """`result` has the tables of the report, which the page shows below its charts."""
+    """Returns the page. `result` has the tables of the report, which it shows below its charts."""
     payload = payload_of(contents, result)
     script = _script()
     library, packed = _library()
-    # Names are not trusted: everything the template fills in is escaped, and the data is not markup.
+    # Names are not trusted, so everything that the template fills in is escaped, and the data is not markup.
     environment = Environment(
         loader=PackageLoader("redline.show"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -358,7 +358,7 @@ _JOINT = re.compile(r"(?<=\w)([+:/])(?=\w)")
 
 
 def unbroken(text: str) -> Markup:
-    """Escaped; no line ends inside an interval or a number, and a recipe breaks between its switches."""
+    """Returns the text escaped. No line ends inside an interval or a number, and a recipe breaks between its switches."""
     whole = _KEPT_WHOLE.sub(lambda found: f'<span class="nb">{found.group()}</span>', str(escape(text)))
     return Markup(_JOINT.sub(r"\1<wbr>", whole))
 
@@ -374,12 +374,12 @@ def _policy(*scripts: str) -> str:
 
 
 def script_policy(script: str) -> str:
-    """Returns the part of a content policy that lets a page run this script and no other."""
+    """Returns the part of a content policy by which a page may run this script and no other."""
     return f"; script-src 'sha256-{_digest(script)}'"
 
 
 def lanes_script() -> str:
-    """Returns the script of a page that shows one captured step and nothing else."""
+    """Returns the script for a page that has one captured step to show and nothing else."""
     start = 'drawLanes(document.querySelector(".boxes"), JSON.parse(document.getElementById("lanes").textContent));'
     return f'(() => {{\n"use strict";\n{_static("boxes.js")}\n{start}\n}})();'
 
@@ -399,7 +399,7 @@ def _static(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _library() -> tuple[str, str]:
-    """plotly.js as text, and gzipped in base64."""
+    """Returns plotly.js as text, and gzipped in base64."""
     source: Any = files("plotly") / "package_data" / "plotly.min.js"
     # A browser reads a script's line ends as plain ones; the hash must be of the same text.
     text: str = source.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\r", "\n")

@@ -1,4 +1,4 @@
-"""Records for other programs: one JSON document, or a CSV table with stable columns."""
+"""This module writes records for other programs, as one JSON document or as a CSV table with stable columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NewType
 import msgspec
 
 DOCUMENT_SCHEMA = 2
-"""Raised whenever a field of a JSON document or a column of the CSV table changes its meaning or goes away.
+"""The number is raised whenever a field of a JSON document or a column of the CSV table changes its meaning or goes away.
 
 In 2, reasons and notes became objects of code, about and text, and every document got its kind.
 """
@@ -19,10 +19,10 @@ DocumentKind = Literal[
     "compare", "models", "show", "export", "checklist", "workshop", "micro",
     "gate", "history", "tag", "import", "delete", "prune", "recover", "bisect", "monitor", "memory", "watch",
 ]  # fmt: skip
-"""The command that made it, or the option that asked another question; see docs/report.md."""
+"""The kind names the command that has made a document, or the option that asked another question; see docs/report.md."""
 
 JsonDocument = NewType("JsonDocument", str)
-"""A text that `json_document` made; `--json` prints nothing else."""
+"""This is a text that `json_document` has made; `--json` prints nothing else."""
 
 _OBEYED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -30,7 +30,7 @@ _OBEYED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 def json_document(
     kind: DocumentKind, fields: Mapping[str, Any] | msgspec.Struct, *, indent: bool = True
 ) -> JsonDocument:
-    """What `--json` prints: `schema` and `kind` at the top, then the fields. NaN and infinity become null."""
+    """Returns what `--json` prints: `schema` and `kind` are at the top, then the fields. NaN and infinity become null."""
     plain = msgspec.to_builtins(fields) if isinstance(fields, msgspec.Struct) else fields
     assert not plain.keys() & {"schema", "kind"}, "the document's own"
     encoded = msgspec.json.encode({"schema": DOCUMENT_SCHEMA, "kind": kind, **plain})
@@ -39,12 +39,12 @@ def json_document(
 
 
 def safe_document(text: str) -> JsonDocument:
-    """JSON in which characters that a terminal obeys, in names that anyone may write, are escaped."""
+    """Returns JSON in which characters that a terminal obeys are escaped, because anyone may write them in names."""
     return JsonDocument(_OBEYED.sub(lambda found: f"\\u{ord(found.group()):04x}", text) + "\n")
 
 
 def harmless(text: str) -> str:
-    """Text on one line that no spreadsheet takes for a formula: file names and error messages are not trusted."""
+    """Returns text on one line that no spreadsheet takes for a formula, because file names and error messages are not trusted."""
     one_line = " ".join(text.splitlines())
     # Spreadsheets trim what they import, so a formula behind blanks is one too.
     formula = text[:1] in ("\t", "\r", "\n") or one_line.lstrip().startswith(("=", "+", "-", "@"))

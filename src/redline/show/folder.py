@@ -1,4 +1,4 @@
-"""Files and folders that a command writes: they are checked before the long measurement, not after it."""
+"""This module checks the files and folders that a command writes, before the long measurement and not after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuses a file that cannot be written, for the same reason."""
+    """Refuses a file that cannot be written. Verbs ask this before the long measurement, too."""
     if path.is_dir():
         raise SpecError(f"cannot write to {path}: it is a folder")
     check_folder(path.parent)
@@ -37,7 +37,7 @@ def write_text(path: Path, text: str, *, append: bool = False) -> None:
 
 
 def open_in_browser(page: Path) -> None:
-    """Only where there is a screen: a text browser would take over the terminal."""
+    """Opens a page in a browser if there is a screen; without one, a text browser would take over the terminal."""
     has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if has_screen and sys.stdout.isatty():
         webbrowser.open(page.absolute().as_uri())

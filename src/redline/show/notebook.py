@@ -1,4 +1,4 @@
-"""Results in a notebook (tables and a picture as HTML, a data frame, a figure), and a bar while a cell measures."""
+"""This module shows results in a notebook (tables and a picture as HTML, a data frame, a figure), and a bar while a cell measures."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ PERIOD_S = 0.25
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; nothing is imported to find out."""
+    """Returns whether this process is the kernel of a notebook; nothing is imported to find out."""
     shell = sys.modules.get("IPython")
     running: Any = shell.get_ipython() if shell is not None else None
     return running is not None and getattr(running, "kernel", None) is not None
 
 
 def display_in_place() -> Callable[[str], None]:
-    """What writes HTML below the running cell, each time over what it wrote before."""
+    """Returns a function that writes HTML below the running cell, each time over what it wrote before."""
     shell: Any = importlib.import_module("IPython.display")
     handle: Any = shell.display(shell.HTML(""), display_id=True)
     return lambda page: handle.update(shell.HTML(page))
 
 
 class NotebookProgress(Observer):
-    """A bar below the cell, with one line that says what is happening; it is gone when the result comes."""
+    """This is a bar below the cell, with one line that says what is happening; it is gone when the result comes."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class NotebookProgress(Observer):
         self._draw(f"{record.spec.workload.model} {record.spec.recipe}: {ended_words(row)}", at_once=True)
 
     def ended(self) -> None:
-        """The result follows: the display makes room for it, and what is measured next gets its own."""
+        """Removes the bar, because the result follows. What is measured next gets a bar of its own."""
         if self._show is not None:
             self._show("")
         self._begin()

@@ -1,4 +1,4 @@
-"""Results as whole pages: what `redline serve` shows, and what `--html` writes. Names are not trusted: every text is escaped."""
+"""This module makes whole pages of results, which `redline serve` shows and `--html` writes. Every text is escaped, as none is trusted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def page(
     is_file: bool = False,
     link: Link = no_link,
 ) -> str:
-    """A page of a server. `is_file`: one that stands for itself. `sides`: the ids of the records that are compared, on a page that asks for others. `is_start`: tells what is being measured."""
+    """Returns a page of a server.
+
+    `is_file` makes one that stands for itself. `sides` are the ids of the records that are compared, on a page that asks for others.
+    With `is_start` it tells what is being measured.
+    """
     values = {
         "title": title,
         "parts": [(result.verb.replace(" ", "-"), _part(result, link), _picture(result)) for result in results],
@@ -48,7 +52,7 @@ def page(
 
 
 def _part(result: Result, link: Link) -> str:
-    """Without styles in the text, which a strict policy forbids; quotes in a cell are escaped, so this finds only our own."""
+    """Returns HTML without styles in the text, which a strict policy forbids. Quotes in a cell are escaped, so only our own are found."""
     return re.sub(r" style='[^']*'", "", web(result, link))
 
 

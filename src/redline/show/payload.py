@@ -1,4 +1,4 @@
-"""The table of the dashboard, column by column: what `results.csv` has, and what only the charts want to know."""
+"""This module makes the table of the dashboard, column by column: it has what `results.csv` has, and what only the charts need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIGITS = 6
 
 
 def page_columns(contents: Contents) -> dict[str, Any]:
-    """Each column as a list, or as a list of distinct texts with an index for each row; columns without a value are left out."""
+    """Returns each column as a list, or as a list of distinct texts with an index for each row. Columns without a value are left out."""
     rows = [line_row(line) for line in contents.lines]
     table = columns_of(Table(name="results", rows=tuple(rows)))
     table |= {
@@ -37,7 +37,7 @@ def page_columns(contents: Contents) -> dict[str, Any]:
 
 
 def _shown(contents: Contents) -> dict[str, Any]:
-    """Every figure as all outputs write it, by its name: the page shows these texts and rounds nothing itself."""
+    """Returns every figure as all outputs write it, by its name. The page shows these texts and rounds nothing itself."""
     rows = [line_row(line) for line in contents.lines]
     names = dict.fromkeys(metric.name for row in rows for metric in row.metrics)
     return {name: _packed([row.cell(name) if row.metric(name) is not None else None for row in rows]) for name in names}
@@ -52,7 +52,7 @@ def _packed(values: Sequence[Any]) -> Any:
 
 
 def short(value: Any, digits: int = DIGITS) -> Any:
-    """A number with few digits; what is not finite is unknown."""
+    """Returns a number with few digits; one that is not finite is unknown."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
@@ -67,7 +67,7 @@ TELEMETRY_RECORDS = 60
 PROFILES = 40
 MEMORIES = 20
 MOST_LINES = 5000
-"""How many of the newest are in the page: a page of thousands of records must still open at once."""
+"""Only this many of the newest are in the page, because a page of thousands of records must still open at once."""
 QUANTILES = 61
 TELEMETRY_SAMPLES = 400
 KERNELS = 40
@@ -96,7 +96,7 @@ def payload_of(contents: Contents, result: Result) -> dict[str, Any]:
 
 
 def as_json(payload: dict[str, Any]) -> str:
-    """JSON that may stand inside a script element: nothing in it ends the element or, in older engines, a line."""
+    """Returns JSON that may stand inside a script element: nothing in it ends the element or, in older engines, a line."""
     text = msgspec.json.encode(payload).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -114,12 +114,12 @@ def _lines(table: Table, contents: Contents) -> dict[str, Any]:
 
 
 def numbers_of(contents: Contents) -> dict[str, int]:
-    """Returns the number of the line that each record belongs to."""
+    """Returns, for each record, the number of the line to which it belongs."""
     return {record.id: number for number, line in enumerate(contents.lines) for record, _ in line.processes}
 
 
 def _distributions(contents: Contents) -> Iterator[dict[str, Any]]:
-    """The quantile function of each record's latency: it shows two humps where a box would hide them."""
+    """Yields the quantile function of each record's latency, which shows two humps where a box would hide them."""
     records, numbers = contents.records, numbers_of(contents)
     for number in _newest(records, DISTRIBUTIONS, lambda record: record.failure is None and bool(_latencies(record))):
         samples = _latencies(records[number])
@@ -133,7 +133,7 @@ def _latencies(record: RunRecord) -> list[float]:
 
 
 def _telemetry(contents: Contents) -> Iterator[dict[str, Any]]:
-    """What the device looked like, by seconds since the record's first block. Between two blocks stands an empty look."""
+    """Yields how the device was seen, by seconds since the record's first block. An empty look stands between two blocks."""
     records, numbers = contents.records, numbers_of(contents)
     for number in _newest(records, TELEMETRY_RECORDS, _has_telemetry):
         looks = _looks(records[number])
@@ -150,7 +150,7 @@ def _telemetry(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def _looks(record: RunRecord) -> list[tuple[float, TelemetrySample]]:
-    """Every look with its time, thinned out; an empty one ends each block, so that no line is drawn across a gap."""
+    """Returns looks with their times, thinned out. An empty one ends each block, so that no line is drawn across a gap."""
     every = sum(len(block.telemetry) for block in record.blocks)
     step = max(1, every // TELEMETRY_SAMPLES)
     looks: list[tuple[float, TelemetrySample]] = []
@@ -210,11 +210,14 @@ def _lanes(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 PROCESSES = 30
-"""For each line, the newest."""
+"""Each line shows this many of its processes, which are the newest."""
 
 
 def _processes(contents: Contents) -> dict[str, list[list[Any]]]:
-    """Returns record, speed and trust of each process, by the number of a line that several processes measured."""
+    """Returns what is shown of each process: its record, its speed and how far it can be trusted. The key is the number of its line.
+
+    Lines that only one process has measured are left out.
+    """
     return {
         str(number): [
             [record.id, short(row.throughput_per_s), ", ".join(row.verdict.labels)]
@@ -226,7 +229,7 @@ def _processes(contents: Contents) -> dict[str, list[list[Any]]]:
 
 
 def _memories(contents: Contents) -> Iterator[dict[str, Any]]:
-    """Yields the bytes over a step by kind, and what the allocator reserved; the newest come first."""
+    """Yields the bytes that each kind takes over a step, and what the allocator reserved; the newest come first."""
     for row in list(reversed(contents.memories))[:MEMORIES]:
         points = row.use.timeline
         kinds = [kind for kind in get_args(MemoryCategory) if any(point.categories.get(kind) for point in points)]
@@ -242,7 +245,7 @@ def _memories(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:
-    """Returns the indices of the newest records that fit, in their own order."""
+    """Returns the indices that the newest of the fitting records have, in their own order."""
     fitting = [number for number, record in enumerate(records) if fits(record)]
     newest = sorted(fitting, key=lambda number: records[number].created_at)[-most:]
     return sorted(newest)

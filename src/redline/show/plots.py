@@ -1,4 +1,4 @@
-"""The pictures of a report: curves against the batch, recipes side by side, trainings, loads and captured steps."""
+"""This module draws the pictures of a report: curves over the batch, recipes side by side, trainings, loads and captured steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from redline.show.profile import step_figure
 
 
 def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
-    """The pictures that have something to show, by their titles."""
+    """Draws the pictures that have something to show, and returns their files by their titles."""
     drawn: dict[str, Path | None] = {}
     for name, figure, title in (
         ("throughput", "throughput", "Throughput against batch"),
@@ -43,7 +43,7 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
 
 
 def _curves(contents: Contents) -> list[Row]:
-    """Rows of the first task and setting of each model in which a recipe was measured at several batches."""
+    """Returns the rows of the first task and setting of each model in which a recipe was measured at several batches."""
     chosen: dict[str, Section] = {}
     for section in contents.sections:
         of_recipe = Counter(row["recipe"] for row in section.table.rows if "throughput" in row and row.get("batch"))
@@ -61,7 +61,7 @@ def _stars(contents: Contents) -> list[Star]:
 
 
 def _bars(section: Section) -> list[Row]:
-    """The rows of the batch at which most recipes were measured; none if nothing was timed."""
+    """Returns the rows of the batch at which most recipes were measured; none if nothing was timed."""
     timed = [row for row in section.table.rows if "throughput" in row and row.get("kind") != "profile"]
     timed = timed or [row for row in section.table.rows if "throughput" in row]
     (batch, _), *_ = Counter(row.get("batch") for row in timed).most_common(1) or [(None, 0)]
@@ -69,7 +69,7 @@ def _bars(section: Section) -> list[Row]:
 
 
 def load_figure(rows: Sequence[LoadSummary]) -> Any:
-    """Latency against the rate of requests, and the batches that formed."""
+    """Returns a figure that has latency over the rate of requests, and the batches that formed."""
     figure, (latency, batches) = new_figure(11, 4.2, columns=2)
     several = len({row.model for row in rows}) > 1
     for colour, row in zip(cycle(COLOURS), (row for row in rows if row.points), strict=False):
@@ -97,7 +97,7 @@ def load_figure(rows: Sequence[LoadSummary]) -> Any:
 
 
 def training_figure(trainings: Sequence[TrainingSummary]) -> Any:
-    """Accuracy over the time of training, and the speed of each, side by side."""
+    """Returns a figure that has, side by side, accuracy over the time of training and the speed of each training."""
     figure, (left, right) = new_figure(10.5, 4.4, columns=2)
     several = len({training.recipe for training in trainings}) > 1
     names = [label_text(f"{each.model} · {each.recipe}" if several else each.model, 40) for each in trainings]
@@ -126,7 +126,7 @@ def training_figure(trainings: Sequence[TrainingSummary]) -> Any:
 
 
 def _steps(contents: Contents, folder: Path) -> dict[str, Path]:
-    """One picture for each profile whose steps are known."""
+    """Draws one picture for each profile whose steps are known."""
     captures = {each.capture.record_id: each.capture for each in contents.profiles if each.capture is not None}
     drawn = {}
     for number, (record_id, lanes) in enumerate(contents.lanes.items(), 1):

@@ -1,4 +1,4 @@
-"""Pictures of a profile: the page that fetches nothing, the captured step, memory over a step; and kernels as rocprof's CSV."""
+"""This module draws a profile (a page that fetches nothing, the captured step, memory over a step) and writes kernels as rocprof's CSV."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NARROWEST = 0.8
 """Boxes of a flame graph that are narrower than this, in units of `WIDTH`, cannot be seen and are left out."""
 DEEPEST_ROW = 40
 NEARLY_ALL = 0.97
-"""A Python function is left out of the flame graph if one thing that it calls takes this share of its time or more."""
+"""A Python function is left out of the flame graph if one callee takes this share of its time or more."""
 
 Side = Literal["device", "host"]
 
 
 def profile_page(result: Result, profile: Profile, lanes: Lanes | None = None) -> str:
-    """Return one page with the pictures and every table of a profile. `lanes`: the captured steps, to be looked at box by box."""
+    """Returns one page that has the pictures and every table of a profile. `lanes` are the captured steps, to be looked at box by box."""
     script = lanes_script() if lanes is not None else ""
     return _template().render(
         result=result,
@@ -53,7 +53,7 @@ def profile_page(result: Result, profile: Profile, lanes: Lanes | None = None) -
 
 @cache
 def _template() -> Template:
-    # Names in traces are anyone's to write: everything is escaped.
+    # Everything is escaped, because anyone may write the names in traces.
     environment = Environment(
         loader=PackageLoader("redline.show"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -62,7 +62,7 @@ def _template() -> Template:
 
 
 def _flame(tree: TreeNode | None, side: Side) -> dict[str, Any] | None:
-    """The tree as boxes: as wide as the time they take, callers above what they call."""
+    """Returns the tree as boxes. Each is as wide as the time it takes, and callers are above what they call."""
     whole = tree.seconds(side) if tree is not None else 0.0
     if tree is None or not whole:
         return None
@@ -97,7 +97,7 @@ COLUMNS = ("Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage")
 
 
 def kernel_csv(profile: Profile) -> str:
-    """Return the kernel table in the layout of `rocprof --stats`; where the host is the device, its operators."""
+    """Returns the kernel table in the layout that `rocprof --stats` has. If the host is the device, it has the operators."""
     rows = [(row.name, row.calls, row.total_s) for row in profile.kernels]
     if not profile.has_device:
         rows = [(row.name, row.calls, row.cpu_self_s) for row in profile.operators]
@@ -116,12 +116,12 @@ def kernel_csv(profile: Profile) -> str:
 # The captured step
 
 MOST_ROWS = 4
-"""For each thread and each device: what calls what, from the outside; deeper boxes are too short to be seen."""
+"""Each thread and each device has this many rows, which show what calls what from the outside; deeper boxes are too short to be seen."""
 MOST_THREADS = 3
 NAMED_SHARE = 0.05
-"""Boxes narrower than this share of the picture carry no name."""
+"""Boxes that are narrower than this share of the picture have no name."""
 LETTERS = 150
-"""The picture is wide enough for so many characters of labels side by side."""
+"""The picture is wide enough for this many characters of labels side by side."""
 UNKNOWN_COLOUR, HOST_COLOUR, PHASE_COLOUR = "#8a94a3", "#c3ccd6", "#e2e5ea"
 IDLE_COLOURS = {
     "host": "#d55e00", "sync": "#b5478a", "data": "#b07c00", "allocator": "#7a5c22", "warm-up": "#6b57a8",
@@ -130,7 +130,7 @@ IDLE_COLOURS = {
 
 
 def step_figure(lanes: Lanes, title: str) -> Any:
-    """Draw the host and device rows of one step, the idle time of the device by cause, and the phases. Times are in milliseconds."""
+    """Draws one step: its host and device rows, the idle time of the device by cause, and the phases. Times are in milliseconds."""
     start, end = _window(lanes)
     scale, busy = 1e3, {lane.label: _busy(lane, start, end) for lane in lanes.lanes}
     hosts = [lane for lane in sorted(lanes.lanes, key=lambda lane: -busy[lane.label]) if not lane.on_device]
@@ -192,7 +192,7 @@ def step_figure(lanes: Lanes, title: str) -> Any:
 
 
 def _window(lanes: Lanes) -> tuple[float, float]:
-    """The last marked step until the device is done with it; everything where no step is marked."""
+    """Returns when the last marked step begins and when the device is done with it. If no step is marked, it is the whole capture."""
     if not lanes.steps:
         return 0.0, lanes.span_us
     start, length = lanes.steps[-1]
@@ -217,7 +217,7 @@ def _legend(figure: Any, colours: dict[str, str]) -> None:
 
 
 def memory_figure(rows: Sequence[MemoryRow]) -> Any:
-    """Draw the allocated bytes over a step, of one recipe by kind, of several a line each; what is reserved is dashed."""
+    """Draws the allocated bytes over a step. One recipe is shown by kind, and each of several has a line; what is reserved is dashed."""
     figure, axes = new_figure(8.0, 4.4)
     several_models = len({row.model for row in rows}) > 1
     for number, row in enumerate(rows):

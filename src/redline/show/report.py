@@ -1,4 +1,4 @@
-"""A report as a folder: dashboard.html, report.md, pictures, results.csv and results.json, all made of the same tables of metrics."""
+"""A report is a folder: dashboard.html, report.md, pictures, results.csv and results.json are all made of the same tables of metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KERNELS = 40
 
 
 class ReportFiles(Frozen):
-    """The files that were written, and what they are about."""
+    """These files were written, and this is what they are about."""
 
     folder: str
     headline: str
@@ -52,7 +52,7 @@ class ReportFiles(Frozen):
     records: int
     notes: tuple[Note, ...] = ()
     trace: str | None = None
-    """The path of the trace, in the report of a quick profile."""
+    """This is the path of the trace, in the report of a quick profile."""
 
 
 def write_folder(contents: Contents, folder: Path) -> ReportFiles:
@@ -88,7 +88,7 @@ def write_folder(contents: Contents, folder: Path) -> ReportFiles:
 
 
 def report_text(contents: Contents, result: Result, pictures: Mapping[str, str]) -> str:
-    """The report as Markdown: the answer, the sections with their sentences, the pictures, and how it was measured."""
+    """Returns the report as Markdown: it has the answer, the sections with their sentences, the pictures, and how it was measured."""
     brief = replace(result, tables=tuple(table.only(table.columns) for table in result.tables))
     parts = [markdown_line("# {}", contents.title), markdown(brief).rstrip()]
     if pictures:
@@ -106,7 +106,7 @@ def all_rows(contents: Contents) -> Table:
 
 
 def result_of(contents: Contents) -> Result:
-    """Every figure of a report, as tables: one for each subject, then what was learned beside them."""
+    """Returns every figure of a report as tables: there is one for each subject, and then what was learned beside them."""
     several = len(contents.sections) > 1
     sections = [
         Table(
@@ -167,7 +167,7 @@ EPOCH_SECONDS = Figure(name="seconds", unit="s", better="lower", doc="The whole 
 
 
 def epoch_rows(training: TrainingSummary) -> Iterator[Row]:
-    """One row for each epoch."""
+    """Yields one row for each epoch."""
     for epoch in training.epochs:
         metrics = (
             EPOCH_SECONDS(epoch.seconds),
@@ -209,7 +209,7 @@ def _knee_rows(curve: Curve) -> Iterator[Row]:
 
 
 def _search_rows(contents: Contents) -> Iterator[Row]:
-    """Yields every recipe that a search ranked, with the answer of its search."""
+    """Yields every recipe that was ranked by a search, with the answer of that search."""
     for found in contents.searches:
         for ranked in found.ranking:
             numerics = ranked.row.numerics
@@ -313,7 +313,7 @@ def machine_facts(environment: Environment) -> Mapping[str, Fact]:
 
 
 def _process_rows(contents: Contents) -> Iterator[Row]:
-    """Yields one row for each record, for readers who want every process of a line."""
+    """Yields one row for each record, because some readers do want every process of a line."""
     for line in contents.lines:
         for _, row in line.processes:
             yield row_of(row)

@@ -1,4 +1,4 @@
-"""One result through five printers: a terminal, Markdown, HTML, CSV and JSON. None of them knows a verb or computes a figure."""
+"""A result has five printers: a terminal, Markdown, HTML, CSV and JSON. None of them knows a verb or computes a figure."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ from redline.show.terminal import Fitted, Remark, as_text, make_table, markdown_
 SCHEMA = 3
 """The version of the JSON document. It is raised when a field changes its meaning or goes away."""
 WHOLE_NAME = 28
-"""Characters of a row's name that stand on one line: in a narrow terminal columns are left out before a name is folded."""
+"""This many characters of a row's name are kept on one line: in a narrow terminal, columns are left out before a name is folded."""
 MOST_COLUMNS = 7
-"""Columns that a person reads without -v."""
+"""A person reads this many columns without -v."""
 MOST_NOTES = 3
-"""Notes that a person reads without -v; the others are counted."""
+"""A person reads this many notes without -v; the others are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a verb found: the answer, what it rests on, what to know about it, and what to do next.
+    """A result is what a verb found: the answer, what it rests on, what to know about it, and what to do next.
 
-    `print` shows it as the command does, a notebook as tables, `to_dataframe` as a pandas frame, `to_json` as `--json` prints it.
+    `print` shows it as the command does, and a notebook shows tables. `to_dataframe` returns a pandas frame, and `to_json` returns what
+    `--json` prints.
     """
 
     verb: str
     headline: Headline | None = None
     tables: tuple[Table, ...] = ()
     about: Mapping[str, Fact] = field(default_factory=dict)
-    """The conditions that all rows share: model, task, device, versions."""
+    """All rows share these conditions: model, task, device, versions."""
     notes: tuple[Note, ...] = ()
-    """The most important first."""
+    """The most important note comes first."""
     blocks: tuple[Block, ...] = ()
     next: str = ""
-    """One command, or one sentence if no command helps."""
+    """It is one command, or one sentence if no command helps."""
     records: Sequence[RunRecord] = ()
-    """The records behind the rows, if the verb measures."""
+    """These records are behind the rows, if the verb measures."""
     record_ids: tuple[str, ...] = ()
     exit_code: int = 0
     picture: Callable[[], Any] | None = None
-    """Draws the figure of this result; None where there is nothing to draw."""
+    """It draws the figure of this result; None if there is nothing to draw."""
 
     def table(self, name: str) -> Table:
         for table in self.tables:
@@ -66,7 +67,7 @@ class Result:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Those of the first table."""
+        """Returns the rows of the first table."""
         return self.tables[0].rows if self.tables else ()
 
     def __len__(self) -> int:
@@ -76,7 +77,7 @@ class Result:
         return iter(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a row of the first table by its number, or several by a slice."""
+        """Returns the row that has this number in the first table, or several for a slice."""
         return self.rows[index]
 
     def __str__(self) -> str:
@@ -94,7 +95,7 @@ class Result:
         return document(self)
 
     def to_dataframe(self, table: str | None = None) -> Any:
-        """Returns the rows of a table, by default the first, as a pandas data frame."""
+        """Returns a pandas data frame that has the rows of a table, by default of the first."""
         try:
             pandas: Any = importlib.import_module("pandas")
         except ImportError:
@@ -104,7 +105,7 @@ class Result:
         )
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """The figure of this result, also written as a picture where a path is given."""
+        """Returns the figure of this result, and also writes it as a picture if a path is given."""
         if self.picture is None:
             raise UsageError("there is nothing to draw here: no row has a number to compare")
         figure = self.picture()
@@ -117,9 +118,9 @@ class Result:
 
 
 def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> RenderableType:
-    """The answer, the tables, at most three notes, and one command to go on with.
+    """Returns what a terminal shows: the answer, the tables, at most three notes, and one command to go on with.
 
-    With `quiet` the answer alone; with `verbose` every column, every table and every note.
+    With `quiet` it is the answer alone; with `verbose` it has every column, every table and every note.
     """
     parts: list[RenderableType] = [Text(str(result.headline), style="bold")] if result.headline is not None else []
     if quiet:
@@ -145,7 +146,7 @@ def terminal(result: Result, *, verbose: bool = False, quiet: bool = False) -> R
 
 
 def _paragraphs(table: Table) -> Iterator[RenderableType]:
-    """Each row as sentences: what it is with its figures, what is said of it, and the other facts a line each."""
+    """Yields each row as sentences: what it is with its figures, then what is said of it. Each of the other facts has a line."""
     for number, row in enumerate(table.rows, 1):
         (_, first), (_, said), *others = row.facts.items()
         figures = ", ".join(f"{metric.header} {metric}" for metric in row.metrics)
@@ -155,7 +156,7 @@ def _paragraphs(table: Table) -> Iterator[RenderableType]:
 
 
 def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
-    """At most seven columns; with `verbose` all, and those that do not fit beside the others stand below them."""
+    """Returns a table of at most seven columns. With `verbose` it has all, and those that do not fit beside the others stand below them."""
     shown = [name for name in table.columns if name in table.names][:MOST_COLUMNS] or list(table.names)
     names = list(table.names) if verbose else shown
     made = make_table(None)
@@ -175,7 +176,7 @@ def terminal_table(table: Table, *, verbose: bool = False) -> RenderableType:
         made.add_row(Text(cells[0], style=style), *map(Text, cells[1:]))
     if left := len(table.rows) - len(rows):
         made.caption = f"{counted(left, 'more row')} with -v"
-    # What matters least stands last, so columns go from the right where the terminal is narrow.
+    # The columns that matter least are last, so they are left out from the right if the terminal is narrow.
     keys = len([name for name in table.keys if name in names])
     return Fitted(made, [table.header(name) for name in reversed(names[1:])], keys=keys if verbose else 0)
 
@@ -187,9 +188,9 @@ def _row_remarks(table: Table) -> Iterator[RenderableType]:
 
 
 def _all_notes(result: Result, shown: Sequence[Table]) -> tuple[list[str], list[str]]:
-    """What is said once of each kind, and what says the same of other rows.
+    """Returns one note of each kind, and those that say the same of other rows.
 
-    What disturbed the figures that are not shown comes first, then the notes of the whole, then those of single rows.
+    Notes on what disturbed the figures come first, then the notes of the whole, then those of single rows.
     """
     notes = [("", note) for note in (*disturbances(row for table in shown for row in table.rows), *result.notes)]
     notes += [(table.called(row), note) for table in shown for row in table.rows for note in row.notes]
@@ -242,7 +243,7 @@ def no_link(table: Table, row: Row) -> str:
 
 
 def web(result: Result, link: Link = no_link) -> str:
-    """The result as a piece of HTML: tables are tables, and every text is escaped."""
+    """Returns the result as a piece of HTML: tables are tables, and every text is escaped."""
     parts = (
         [f"<p class='headline'><strong>{_safe(str(result.headline))}</strong></p>"]
         if result.headline is not None
@@ -258,7 +259,7 @@ def web(result: Result, link: Link = no_link) -> str:
 
 
 def web_table(table: Table, link: Link = no_link) -> str:
-    """The columns that a terminal shows, and all of them behind a fold; a single row is a list of names and values."""
+    """Returns a table that has the columns of a terminal, and all of them behind a fold. A single row is a list of names and values."""
     title = f"<h3>{_safe(table.title)}</h3>" if table.title else ""
     if len(table.rows) == 1 and len(table.names) > MOST_COLUMNS:
         (row,) = table.rows
@@ -307,7 +308,7 @@ def _safe(text: str) -> str:
 
 
 def columns_of(table: Table) -> dict[str, list[Any]]:
-    """A table as columns of plain values, for CSV, data frames and pages: facts, then figures with their intervals and doubts.
+    """Returns a table as columns of plain values, for CSV, data frames and pages. Facts are first, then figures with intervals and doubts.
 
     `throughput_low` and `throughput_high` are the interval of `throughput`, and `throughput_doubt` is the code of the doubt about it.
     """
@@ -330,7 +331,7 @@ def columns_of(table: Table) -> dict[str, list[Any]]:
 
 
 def comma_separated(table: Table) -> str:
-    """One line for each row. A cell is empty if the value is unknown. Times are in seconds, sizes in bytes."""
+    """Returns a table as CSV, with a line for each row. A cell is empty if the value is unknown. Times are in seconds, sizes in bytes."""
     columns = columns_of(table)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -365,7 +366,7 @@ def document(result: Result) -> JsonDocument:
 
 
 def row_document(row: Row) -> dict[str, Any]:
-    """A row as plain values: facts under their names, figures as objects of value, unit, low, high and doubt."""
+    """Returns a row as plain values: facts are under their names, and figures are objects of value, unit, low, high and doubt."""
     found: dict[str, Any] = {**row.facts, **{metric.name: plain(metric) for metric in row.metrics}}
     found |= {"notes": row.notes} if row.notes else {}
     found |= {"failure": row.failure} if row.failure else {}

@@ -1,4 +1,4 @@
-"""The roofline charts of the dashboard: what was measured, under the ceilings of its device."""
+"""This module makes the roofline charts of the dashboard, which show what was measured under the ceilings of its device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redline.model.work import Ceilings
 
 
 class Roof(Frozen):
-    """A ceiling: of bandwidth (bytes per second, the slope) or of arithmetic (FLOP per second, flat)."""
+    """A roof is a ceiling of bandwidth (bytes per second, the slope) or of arithmetic (FLOP per second, flat)."""
 
     label: str
     bytes_per_s: float | None = None
@@ -32,11 +32,11 @@ class RooflinePoint(Frozen):
     """This is the index of its line in the report."""
     label: str
     intensity: float
-    """FLOP per compulsory byte."""
+    """There are this many FLOP per compulsory byte."""
     flops_per_s: float
     told: str
     beaten: str = ""
-    """Why it lies above a roof; empty where it does not."""
+    """It says why the point lies above a roof; it is empty if it does not."""
     operators: tuple[OperatorPoint, ...] = ()
 
 
@@ -107,7 +107,7 @@ def _roofs(ceilings: Ceilings, formats: Sequence[str]) -> tuple[Roof, ...]:
 
 
 def _title(ceilings: Ceilings) -> str:
-    """Everything ceilings are stored under, so that two devices never share a chart."""
+    """Returns a title with everything under which ceilings are stored, so that two devices never share a chart."""
     threads = counted(ceilings.threads, "thread") if ceilings.threads else ""
     driver = f"driver {ceilings.driver}" if ceilings.driver else ""
     torch = f"torch {ceilings.torch}" if ceilings.torch else ""

@@ -1,4 +1,4 @@
-"""A search for the fastest recipe, as people read it: its answer in a sentence, the way to its leader in bars, its ratios in other tables."""
+"""This module shows a search for the fastest recipe: its answer as a sentence, the way to its leader, and its ratios in other tables."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ VS_BASELINE = Figure(
 )
 GAIN = Figure(name="gain", unit="x", better="higher", doc="Time without the switch over time with it.")
 FIGURE_OF = {"latency": "latency_p50", "energy": "energy_per_item", "ttft": "ttft", "tpot": "tpot"}
-"""The figure of an objective; that of any other is the throughput."""
+"""Each of these objectives has its own figure; that of any other is the throughput."""
 WRONG_NUMBERS = ("above-tolerance", "unresolved", "not-finite", "no-signal")
-"""Codes of recipes that may not be recommended for what they compute."""
+"""A recipe with one of these codes may not be recommended, because of what it computes."""
 
 
 def vs_baseline(ranked: Ranked) -> Metric:
-    """Its ratio, with the interval over processes; where it was seen in one process only, with how far that may be off."""
+    """Returns the ratio of a recipe with its interval over processes; one that was seen in one process only has how far it may be off."""
     off = ranked.may_be_off or 1.0
     low, high = ranked.low or ranked.ratio / off, ranked.high or ranked.ratio * off
     return VS_BASELINE(ranked.ratio, low, high) if ranked.recipe != BASELINE else VS_BASELINE(1.0)
 
 
 def speed_of(found: TuneSummary, ranked: Ranked) -> Metric | None:
-    """The figure of the objective. At the batch of the ranking it is the baseline's by the ratio, which was measured in turns with it, so that
-    the rows of one table divide; by itself each process has the speed of its minute."""
+    """Returns the figure of the objective.
+
+    At the batch of the ranking it is the baseline's figure by the ratio, which was measured interleaved, so that the rows of one table
+    divide. By itself each process has the speed of its minute.
+    """
     name = FIGURE_OF.get(found.tune.tune.objective, "throughput")
     own = metric_of(ranked.row, name)
     first = next((row for row in found.ranking if row.recipe == BASELINE), None)
@@ -50,7 +53,7 @@ def speed_of(found: TuneSummary, ranked: Ranked) -> Metric | None:
 
 
 def answer(found: TuneSummary) -> str:
-    """Returns the result of the search in one sentence, which follows from its table."""
+    """Returns the sentence that gives the result of the search; it follows from its table."""
     leader, codes = found.leader, {each.code for each in found.tune.notes}
     if leader is None:
         if "not-finite" in codes:
@@ -121,21 +124,21 @@ def _figures_of(found: TuneSummary, leader: Ranked) -> str:
     return ", ".join(parts) + (f" at batch {row.batch}" if row.batch else "")
 
 
-# The way to the leader: only times that were measured
+# The way to the leader has only times that were measured.
 
 
 class Bar(Frozen):
-    """One measured time, in seconds."""
+    """A bar is one measured time, in seconds."""
 
     label: str
     seconds: float
     kind: Literal["baseline", "without", "winner", "roofline"]
     told: str
-    """Says in words what the bar shows."""
+    """It says in words what the bar shows."""
 
 
 class GainPath(Frozen):
-    """The baseline, the leader without each of its switches, the leader, and the roofline where it is known.
+    """The path has the baseline, the leader without each of its switches, the leader, and the roofline if that is known.
 
     What switches bring does not multiply to the whole: switches that help each other count the help twice, and switches that do the
     same work hide it.
@@ -144,11 +147,11 @@ class GainPath(Frozen):
     title: str
     bars: tuple[Bar, ...]
     record_id: str = ""
-    """The record of the leader."""
+    """This is the record of the leader."""
 
 
 def gain_path_of(found: TuneSummary, rows: Sequence[Measurement]) -> GainPath | None:
-    """None where nothing but the baseline leads, or the leader's time is not among these rows."""
+    """Returns the path; None if nothing but the baseline leads, or if the leader's time is not among these rows."""
     leader, objective = found.leader, found.tune.tune.objective
     row = next((row for row in rows if leader is not None and row.record_id == leader.row.record_id), None)
     if leader is None or row is None or leader.recipe == BASELINE or not math.isfinite(leader.ratio):
@@ -181,9 +184,9 @@ def _bars(found: TuneSummary, leader: Ranked, row: Measurement, step_s: float) -
 
 
 def with_search_ratios(lines: Sequence[Line], tunes: Sequence[TuneSummary]) -> list[Line]:
-    """Returns lines with the ratios that a search ranked them by, as it saw them in more processes than one group.
+    """Returns lines with the ratios by which a search has ranked them, because it saw them in more processes than one group has.
 
-    `tunes`: newest last, which is the one that counts.
+    `tunes` has the newest last, which is the one that counts.
     """
     ratios: dict[str, VersusFirst] = {}
     for found in tunes:

@@ -17,11 +17,11 @@ from rich.text import Text
 from redline.model.units import THIN_SPACE, printable
 
 PIPE_WIDTH = 160
-"""The width if there is no terminal and COLUMNS says nothing. Every column fits in it."""
+"""This is the width if there is no terminal and COLUMNS says nothing. Every column fits in it."""
 
 
 class SafeConsole(Console):
-    """Shows what a terminal would obey, such as an escape sequence in a model's name, as a question mark."""
+    """This console shows what a terminal would obey, such as an escape sequence in a model's name, as a question mark."""
 
     def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
         """Prints as `Console` does, but whole: a path that is longer than a line goes on in the next."""
@@ -49,7 +49,7 @@ def _asked_width() -> int | None:
 
 
 def as_text(report: RenderableType) -> str:
-    """A report without colours, as wide as it needs to be."""
+    """Returns a report without colours, as wide as it needs to be."""
     # Neither a notebook nor FORCE_COLOR may put control codes into a plain text.
     console = SafeConsole(
         width=PIPE_WIDTH, color_system=None, no_color=True, highlight=False, force_terminal=False, force_jupyter=False
@@ -66,7 +66,7 @@ def make_table(title: Text | None) -> Table:
 
 
 class Remark:
-    """A sentence beside a table; its lines are indented below its first word, and a path is never split."""
+    """A remark is a sentence beside a table; its lines are indented below its first word, and a path is never split."""
 
     def __init__(self, text: str, style: str, *, first: str = "  ") -> None:
         self._text, self._style, self._first = text, style, first
@@ -85,18 +85,19 @@ class Remark:
 
 
 GAP = 3
-"""Characters between two columns; behind the last there are none."""
+"""There are this many characters between two columns, and none behind the last."""
 LEAST = 14
-"""The width that a column of text keeps while others can be hidden instead."""
+"""A column of text keeps this width while others can be hidden instead."""
 LONGEST_WORD = 24
-"""Characters of a word that is kept whole, such as `no-steady-state,`; longer ones, such as paths, are broken before a column is hidden."""
+"""A word of at most this many characters is kept whole, such as `no-steady-state,`; a longer one, such as a path, is broken before a column
+is hidden."""
 INDENT = 4
 """The next line of an indented cell is indented by this much more, which is more than its children are."""
 _BREAKS = re.compile(r"(?<=[\s+/·_,<])|(?<=:)(?!:)")
 
 
 class Fitted:
-    """A table in as many columns as the terminal has room for, which names the columns it hides.
+    """This is a table with as many columns as the terminal has room for, which names the columns that it hides.
 
     Those named as `expendable` may go, in this order; by default all but the first two, from the right. With `keys` none is hidden:
     those that do not fit follow in further tables, each of which begins with so many first columns. Columns of text are wrapped between
@@ -143,7 +144,7 @@ class Fitted:
         made = make_table(_title_of(self.table) if shown[0] == self._names[0] else None)
         for name in shown:
             column = columns[name]
-            # A number wider than the terminal goes on in the next line rather than being cut.
+            # A number that is wider than the terminal is not cut: it goes on in the next line.
             fits = widths[name] >= natural[name]
             made.add_column(column.header, justify=column.justify, no_wrap=fits, overflow="fold", width=widths[name])
         for row in zip(*(columns[name].cells for name in shown), strict=True):
@@ -164,7 +165,7 @@ def _width(name: str, column: Column) -> int:
 
 
 def _least(column: Column, natural: int) -> int:
-    """The width below which a column is hidden: of numbers all of it, of text what holds its longest word."""
+    """Returns the width below which a column is hidden. For numbers it is all of it, for text what holds the longest word."""
     if column.justify != "left" or column.no_wrap:
         return natural
     words = (len(word.rstrip()) for cell in column.cells for word in _BREAKS.split(_plain(cell).plain))
@@ -176,7 +177,7 @@ def _taken(widths: Mapping[str, int], shown: Sequence[str]) -> int:
 
 
 def _shared(shown: Sequence[str], natural: Mapping[str, int], least: Mapping[str, int], width: int) -> dict[str, int]:
-    """What each column gets: the least it needs, and its part of what is left until it has all it could use."""
+    """Returns the width that each column has: the least it needs, and its part of what is left until it has all it could use."""
     widths = {name: least[name] for name in shown}
     room = width - _taken(widths, shown)
     if room < 0:  # not even that fits, so words are broken
@@ -191,9 +192,9 @@ def _shared(shown: Sequence[str], natural: Mapping[str, int], least: Mapping[str
 
 
 def _wrapped(cell: RenderableType, width: int) -> Text:
-    """The cell in lines of at most `width`, broken between words and switches; a longer word is broken anywhere.
+    """Returns the cell in lines that have at most `width` characters. It is broken between words and switches, a longer word anywhere.
 
-    What is indented, as in a tree, goes on further to the right than it began.
+    A line that is indented, as in a tree, goes on further to the right than it began.
     """
     text = _plain(cell)
     if len(text.plain) <= width:
@@ -211,7 +212,7 @@ def _wrapped(cell: RenderableType, width: int) -> Text:
 
 
 def one_line(text: str, longest: int | None = None) -> str:
-    """The text on one line: white space becomes one space, control characters are removed; the end is kept when it is cut."""
+    """Returns the text on one line. White space becomes one space, control characters are removed, and the end is kept if it is cut."""
     line = printable(_SPACES.sub(" ", text).strip(" "))
     return line if longest is None or len(line) <= longest else f"{line[: longest - 9]}…{line[-8:]}"
 
@@ -219,25 +220,25 @@ def one_line(text: str, longest: int | None = None) -> str:
 LONGEST_CELL, LONGEST_TEXT = 80, 500
 """A text in Markdown has at most this many characters, in a table and elsewhere; the middle of a longer one is left out."""
 _SPACES = re.compile(rf"[^\S{THIN_SPACE}]+")
-"""This matches white space except the thin space between the digits of a number."""
+"""This is the pattern of white space, except for the thin space between the digits of a number."""
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~$])")
 _LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 
 def markdown_line(form: str, *texts: object) -> str:
-    """One line of Markdown: `form` is ours and has a `{}` for each text, which is escaped, because anyone may have written it."""
+    """Returns one line of Markdown. `form` is ours and has a `{}` for each text, which is escaped, because anyone may have written it."""
     return form.format(*(_escaped(str(text), LONGEST_TEXT) for text in texts))
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> list[str]:
-    """Lines of a table whose first `left` columns are texts and whose others are numbers; every cell is escaped."""
+    """Returns the lines of a table whose first `left` columns are texts and whose others are numbers; every cell is escaped."""
     rule = ["---" if index < left else "---:" for index in range(len(headers))]
     cells = [[_escaped(str(cell), LONGEST_CELL) for cell in row] for row in (headers, *rows)]
     return ["| " + " | ".join(line) + " |" for line in (cells[0], rule, *cells[1:])]
 
 
 def _escaped(text: str, longest: int) -> str:
-    """On one line, cut where it is too long, with Markdown and HTML escaped."""
+    """Returns the text on one line, which is cut if it is too long; Markdown and HTML are escaped."""
     line = one_line(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
     line = _SPECIAL.sub(r"\\\1", line)
     # At the start of a line these would begin a list, a quote or a heading's underline.

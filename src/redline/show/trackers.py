@@ -1,8 +1,8 @@
-"""Exporters to experiment trackers: Weights & Biases, MLflow and TensorBoard get the figures of a result by their names.
+"""This module exports to experiment trackers: Weights & Biases, MLflow and TensorBoard get the figures of a result by their names.
 
-Each row of the first table becomes one run of the tracker, named by what sets it apart, with its facts as configuration. A figure with an interval
-has the fields NAME_low and NAME_high beside it, as in CSV, and a doubt is a tag. Rows with an epoch are the steps of
-the run they belong to; their figures are called epoch/NAME.
+Each row of the first table becomes one run of the tracker, named by what sets it apart, with its facts as configuration. A figure
+with an interval has the fields NAME_low and NAME_high beside it, as in CSV, and a doubt is a tag. Rows with an epoch are the steps
+of the run they belong to; their figures are called epoch/NAME.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from redline.model.metrics import Fact, Row
 from redline.show.result import Result
 
 PROJECT = "redline"
-"""The project, experiment or folder that is used where the tracker's own environment variable names no other."""
+"""This project, experiment or folder is used if the tracker's own environment variable names no other."""
 STEP = "epoch"
 
 
 @dataclass
 class Entry:
-    """One run of a tracker."""
+    """An entry is one run of a tracker."""
 
     name: str
     facts: Mapping[str, Fact]
@@ -38,7 +38,7 @@ class Entry:
 
 
 def check_tracker(tracker: str) -> None:
-    """Refuse a tracker that is unknown or not installed, before anything is measured."""
+    """Refuses a tracker that is unknown or not installed, before anything is measured."""
     if tracker not in TRACKERS:
         raise UnknownName("tracker", tracker, TRACKERS, f"one of {', '.join(TRACKERS)}")
     if find_spec(tracker) is None:
@@ -46,7 +46,7 @@ def check_tracker(tracker: str) -> None:
 
 
 def log_result(result: Result, tracker: str) -> str:
-    """Write the result to a tracker, and return where it can be seen."""
+    """Writes the result to a tracker, and returns where it can be seen."""
     check_tracker(tracker)
     entries = entries_of(result)
     if not entries:
@@ -80,7 +80,7 @@ def entries_of(result: Result) -> list[Entry]:
 
 
 def _values(row: Row, prefix: str = "") -> dict[str, float]:
-    """The figures of a row with their intervals; those that are unknown are left out."""
+    """Returns the figures of a row with their intervals; those that are unknown are left out."""
     ends = (("", "value"), ("_low", "low"), ("_high", "high"))
     known = {f"{metric.name}{end}": getattr(metric, field) for metric in row.metrics for end, field in ends}
     return {prefix + name: value for name, value in known.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Files of records: back-ups, and documents that 'history export --format json --raw' wrote.
+"""This module reads and writes files of records: back-ups, and documents that 'history export --format json --raw' wrote.
 
 A back-up has every row as it is stored, byte by byte, in frames of a length and a msgpack list, and a digest at the end. What
 is read back into an empty history gives the same file again. Traces lie in a folder beside the history and are copied with
@@ -29,24 +29,24 @@ from redline.store.schema import OWNED, ceilings, keep_points, put, records, tun
 
 MAGIC = b"REDLINE1"
 LONGEST = 1 << 30
-"""The longest frame: a length beyond it is damage."""
+"""No frame is longer than this (1 GiB); a greater length is damage."""
 SMALLEST_ROW = 32
-"""Bytes that a row takes at least: so many rows a damaged file may have at most."""
+"""A row takes at least this many bytes, which limits how many rows a damaged file may have."""
 OTHERS = (tunes, ceilings)
 TABLES = {table.name: table for table in (records, *OWNED, *OTHERS)}
 
 StoredRow = tuple[str, dict[str, Any]]
-"""The name of a table comes first, then one row of it."""
+"""It is the name of a table, and then one row of it."""
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
     added: int
     known: int
-    """Records that were there already, and stayed as they are."""
+    """This many records were there already, and stayed as they are."""
 
 
 def rows_of(connection: Connection, ids: Sequence[str] = ()) -> Iterator[StoredRow]:
-    """Yields all records in order, or some, each followed by what belongs to it. Searches and ceilings follow if all are asked for."""
+    """Yields all records in order, or some, and after each what belongs to it. Searches and ceilings follow if all are asked for."""
     every = select(records.c.id).order_by(records.c.id)
     for record_id in sorted(ids) or connection.execute(every).scalars().all():
         for table in (records, *OWNED):
@@ -62,7 +62,7 @@ def _stored(connection: Connection, table: Table, *which: Any) -> Iterator[Store
 
 
 def store_rows(connection: Connection, rows: Iterable[StoredRow]) -> Imported:
-    """Add the rows that are not there yet. What belongs to a record is added with the record only."""
+    """Adds the rows that are not there yet. What belongs to a record is added with the record only."""
     added: dict[str, None] = {}
     known = 0
     for name, row in rows:
@@ -92,7 +92,7 @@ def write_archive(rows: Iterable[StoredRow], out: IO[bytes]) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedIOBase]:
-    """A file for reading, unpacked where gzip has compressed it. Whatever cannot be read in it is said in one line."""
+    """Opens a file for reading, and unpacks it if gzip has compressed it. Whatever cannot be read in it is said in one line."""
     try:
         with open_to_read(path) as file:
             yield gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
@@ -140,7 +140,7 @@ def read_damaged(path: Path) -> Iterator[StoredRow]:
             "PRAGMA writable_schema = ON"
         )  # nothing is written; a damaged schema is read as far as it goes
         for name in TABLES:
-            with suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # the way to the whole table is damaged
+            with suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # the way to the whole table may be damaged
                 connection.execute(f"SELECT * FROM {name} LIMIT 0")
                 ranges = [range(1, most + 1)]
                 while ranges:
@@ -156,7 +156,7 @@ def read_damaged(path: Path) -> Iterator[StoredRow]:
 
 
 def _fits(name: str, row: dict[str, Any]) -> bool:
-    """An archive of an older layout may lack columns that were added since, where these may be empty."""
+    """Returns whether a row fits its table. One of an older layout may lack columns that were added since, if they may be empty."""
     columns = TABLES[name].columns
     return set(row) <= set(columns.keys()) and all(
         column.nullable or row.get(column.name) is not None for column in columns
@@ -164,7 +164,7 @@ def _fits(name: str, row: dict[str, Any]) -> bool:
 
 
 def read_exported(path: Path) -> list[RunRecord]:
-    """Returns the records of an exported document without the paths of their traces. Old ones go through the migrations."""
+    """Returns the records that an exported document has, without the paths of their traces. Old ones go through the migrations."""
     with _opened(path) as file:
         document = msgspec.json.decode(read_up_to(file, MOST_DOCUMENT_BYTES, str(path)))
     if not isinstance(document, dict) or not all(

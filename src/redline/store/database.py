@@ -1,7 +1,7 @@
-"""Where a history lies, and its transactions: several processes write to it, a server may go away, and every error is one line.
+"""A `Database` is where a history lies: several processes write to it, a server may go away, and every error is one line.
 
-SQLite needs three things said to it that a server does not: a writer takes the lock before it reads, changes go through a write-ahead log, and a
-connection that came through a fork is not touched. Nothing else in the package knows which of the two databases it talks to.
+SQLite needs three things said to it that a server does not: a writer takes the lock before it reads, changes go through a write-ahead
+log, and a connection that came through a fork is not touched. Nothing else in the package knows which of the two databases it talks to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redline.model.files import open_to_read
 from redline.store import schema
 
 VARIABLE = "REDLINE_STORE"
-"""Environment variable: a database URL, or the path of a SQLite file."""
+"""This environment variable holds a database URL, or the path of a SQLite file."""
 KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 ELSEWHERE = f"set {VARIABLE} to another location"
 
@@ -38,13 +38,14 @@ SYNCHRONOUS = {"durable": "FULL", "usual": "NORMAL"}
 PATIENCE_S = 300.0
 """A server that was there before and has gone away is waited for this long: five minutes are enough to start it again."""
 RETRY_S = 1.0
+"""A server that is away is tried again after this long."""
 BUSY_S = 60
-"""A writer to a SQLite file waits this long for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
+"""A writer to a SQLite file may wait this long for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 R = TypeVar("R")
 OnNote = Callable[[str], None]
-"""Called with one line that a person should know, such as that a server is waited for."""
+"""It is called with one line that a person should know, such as that a server is waited for."""
 
 # `sqlite:/x` is a mistyped URL; taken as a path it would silently start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
@@ -52,14 +53,14 @@ _SECRETS = re.compile(r"(?<=:).*@|\?.*")
 _SERVER_OPTIONS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A server whose machine is gone must be noticed, not waited for until the network gives up."""
 _AWAY_STATES = ("57P01", "57P02", "57P03")
-"""PostgreSQL uses these codes for shutting down, crashed and starting up. Class 08 is a broken connection."""
+"""These are PostgreSQL's codes for shutting down, crashed and starting up. Codes of class 08 mean a broken connection."""
 
 # SQLite forbids even closing a connection that came through a fork, so the child keeps the parent's alive, unused.
 _abandoned: list[object] = []
 
 
 def resolve(location: str | None = None) -> URL:
-    """Returns the URL meant by `location`, else by the environment, else that of this user's history."""
+    """Returns the URL that `location` means; without it, the URL in the environment is taken, or else that of this user's history."""
     location = location or os.environ.get(VARIABLE) or str(platformdirs.user_data_path("redline") / "history.sqlite")
     if not _URL.match(location):
         return _file(location)
@@ -74,7 +75,7 @@ def resolve(location: str | None = None) -> URL:
 
 
 def _file(path: str) -> URL:
-    # Absolute now: it must not move when someone changes the working directory.
+    # The path is made absolute now, because it must not move when someone changes the working directory.
     whole = None if path == ":memory:" else os.path.abspath(os.path.expanduser(path))
     return URL.create("sqlite", database=whole)
 
@@ -88,7 +89,7 @@ def describe(url: URL) -> str:
 
 
 def file_of(url: URL) -> Path | None:
-    """Returns the SQLite file behind a URL, or None for a server and for memory."""
+    """Returns the SQLite file that a URL names; None if it names a server or memory."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
@@ -100,7 +101,7 @@ def is_sqlite(path: Path) -> bool:
 
 
 class Database:
-    """Read and write transactions on one database."""
+    """A database runs transactions that read or write."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Database:
         on_note: OnNote = lambda note: None,
         patience_s: float | None = None,
     ) -> None:
-        """Make the folder, the file and the tables where they are missing, and update older tables.
+        """Makes the folder, the file and the tables if they are missing, and updates older tables.
 
         `only_to_read` creates and changes nothing: what is not there reads as empty, and the tables of an older file are
         updated in a copy in memory.
@@ -167,7 +168,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """On SQLite one snapshot; on PostgreSQL a later statement may see more. Nothing is ever taken away, so no harm."""
+        """Yields a connection for reading. SQLite shows one snapshot; on PostgreSQL a later statement may see more, which does no harm."""
         self._mind_forks()
         with self._in_one_line("read"):
             connection = self._patiently(lambda: self._engine.connect(), self._patience_s)
@@ -189,21 +190,21 @@ class Database:
         return rows
 
     def values(self, statement: Select[Any]) -> list[Any]:
-        """Returns the first column of what a statement selects."""
+        """Returns the values that a statement selects in its first column."""
         with self.reading() as connection:
             return list(connection.execute(statement).scalars())
 
     def execute(self, statement: Executable, *, durable: bool = False) -> int:
-        """Change something in a transaction of its own, and return how many rows that were."""
+        """Changes something in a transaction of its own, and returns how many rows that were."""
         return self.write(lambda connection: connection.execute(statement).rowcount, durable=durable)
 
     def write(
         self, deed: Callable[[Connection], R], *, durable: bool = False, patient: bool = True, doing: str = "write to"
     ) -> R:
-        """Do `deed` in a transaction: all of it is written or nothing is, also when the process is killed inside.
+        """Does `deed` in a transaction: all of it is written or nothing is, even if the process is killed inside.
 
         When a server goes away, this waits for it and does `deed` again. The first time may have been committed, and only
-        the answer was lost, so what `deed` inserts has a key of its own. `durable`: on disk when this returns.
+        the answer was lost, so what `deed` inserts has a key of its own. With `durable` it is on disk when this returns.
         """
         if self.only_to_read:
             raise StoreError(f"cannot write to the history at {self.location}: it was opened only to read")
@@ -219,7 +220,7 @@ class Database:
             return self._patiently(attempt, self._patience_s if patient else 0.0)
 
     def _patiently(self, attempt: Callable[[], R], patience_s: float) -> R:
-        """The one rule for a server that is away: try again every second, say so once, and give up when the time is over."""
+        """Makes an attempt again every second while a server is away. It says so once, and gives up when the time is over."""
         began: float | None = None
         while True:
             try:
@@ -254,7 +255,7 @@ class Database:
         self._engine.dispose()
 
     def clocks(self, connection: Connection) -> tuple[float, float]:
-        """The time now, and when the server was started, by the server's clock. A file has always been there."""
+        """Returns the time now, and when the server was started, by the server's clock. A file has always been there."""
         if not self.on_server:
             return time.time(), 0.0
         epochs = "extract(epoch FROM clock_timestamp())::float8, extract(epoch FROM pg_postmaster_start_time())::float8"
@@ -278,14 +279,14 @@ class Database:
 
     @contextmanager
     def _in_one_line(self, doing: str) -> Iterator[None]:
-        """Turns errors of the database into one line. Whatever fails on a damaged file fails because of the damage."""
+        """Raises errors of the database as one line. Whatever fails on a damaged file is taken to fail because of the damage."""
         try:
             yield
         except RedlineError:
             raise
         except Exception as error:
             self.refuse_damage(error)
-            # An OverflowError is a number beyond 64 bits in a document.
+            # An OverflowError means that a document has a number beyond 64 bits.
             if not isinstance(error, SQLAlchemyError | OverflowError):
                 raise
             cause = error.orig if isinstance(error, DBAPIError) else None
@@ -295,7 +296,7 @@ class Database:
             ) from error
 
     def refuse_damage(self, cause: BaseException | None = None) -> None:
-        """Raise if SQLite finds the file damaged. Looks at all of it, and writes nothing."""
+        """Raises an error if SQLite finds the file damaged. It looks at all of the file, and writes nothing."""
         path = file_of(self.url)
         damage = None if path is None else damage_of(path)
         if damage is not None:
@@ -322,10 +323,10 @@ def damage_of(path: Path) -> str | None:
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
             (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    except UnicodeDecodeError:  # in the message of an error that quotes what it cannot read
+    except UnicodeDecodeError:  # the message of an error quotes what it cannot read
         return "its schema cannot be read"
     except sqlite3.DatabaseError as error:
-        # The last byte is the kind of the error; the rest says more about it.
+        # The last byte is the kind of the error; the other bytes say more about it.
         return str(error) if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) else None
     return None if said == "ok" else " ".join(said.removeprefix("*** in database main ***").split())
 
@@ -347,7 +348,7 @@ def _engine(url: URL, location: str, only_to_read: bool) -> Engine:
         query = {"mode": "ro", "uri": "true"}
         query |= {} if is_open_elsewhere or os.access(path.parent, os.W_OK) else {"immutable": "1"}
         url = URL.create("sqlite", database=f"file:{quote(str(path))}", query=query)
-    # Each connection to memory is a database of its own: there is one, and threads take turns.
+    # Each connection to memory is a database of its own, so there is only one, and threads take turns.
     shared: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if path is None else {}
     engine = create_engine(
         url, connect_args={"timeout": BUSY_S, "check_same_thread": False}, poolclass=QueuePool, **shared
@@ -357,8 +358,9 @@ def _engine(url: URL, location: str, only_to_read: bool) -> Engine:
     def _tune(connection: Any, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
         connection.execute("PRAGMA foreign_keys = ON")
-        # Changing the journal does not wait for its turn: of several who open a new file at once all but one are refused, and use what that one sets.
-        # On the way it is in memory, as a journal that a killed process leaves on the disk could not be read around.
+        # Changing the journal does not wait for its turn: of several who open a new file at once all but one are refused, and use
+        # what that one sets. On the way the journal is in memory, because one that a killed process leaves on the disk would have
+        # to be undone before anybody could read the file.
         with suppress(sqlite3.OperationalError):
             if not only_to_read and connection.execute("PRAGMA journal_mode").fetchone() == ("delete",):
                 connection.execute("PRAGMA journal_mode = MEMORY")

@@ -1,4 +1,4 @@
-"""The history: records in a database."""
+"""A `History` keeps records in a database."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from redline.store.schema import (
 from redline.system.processes import is_gone
 
 OnUnreadable = Callable[[str, RecordError], None]
-"""Called with the id of a record that was left out, and why."""
+"""It is called with the id of a record that was left out, and the reason."""
 
 HEAD: tuple[Column[Any], ...] = (records.c.id, records.c.head)
 
@@ -74,7 +74,7 @@ def _matching(
     newest_first: bool = True,
     **exact: Any,
 ) -> Select[Any]:
-    """Selects `columns` of the records that fit, in order of time.
+    """Returns a statement that selects `columns` of the records that fit, in order of time.
 
     `exact` are fields of a `Row`, such as the model or the recipe's text as it was written; one that is None excludes none.
     """
@@ -91,7 +91,7 @@ def _log_unreadable(record_id: str, error: RecordError) -> None:
 
 
 class History:
-    """Records in a database. May be used by several threads, and several processes may write to one.
+    """A history keeps records in a database. Several threads may use it, and several processes may write to it.
 
     A record is begun, its blocks are appended one by one as they are measured, and it is finished; each call is one
     transaction, so whatever kills the writer, all that was appended before stays and can be loaded.
@@ -102,11 +102,11 @@ class History:
         self._appending = Lock()
         self._next_blocks: dict[str, int] = {}
         self.has_written = False
-        """Says whether this process has written a record."""
+        """It says whether this process has written a record."""
 
     @classmethod
     def open(cls, url: str | os.PathLike[str] | None = None, **how: Any) -> History:
-        """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user.
+        """Opens the history at a database URL or path. The default is in `REDLINE_STORE`, or else it is the history of this user.
 
         `only_to_read` creates no file and no table. A server that goes away is waited for `patience_s` seconds (five
         minutes), and `on_note` is told.
@@ -114,18 +114,18 @@ class History:
         return cls(Database(resolve(None if url is None else os.fspath(url)), **how))
 
     def require_writable(self) -> None:
-        """Raise a `StoreError` now, rather than when something has been measured for minutes."""
+        """Raises a `StoreError` now, if nothing can be written, rather than when something has been measured for minutes."""
         nothing = delete(holders).where(holders.c.name == "")
         self._database.write(lambda connection: connection.execute(nothing), patient=False)
 
     @property
     def location(self) -> str:
-        """This is for people to read: a path, or a URL without its password."""
+        """Returns the location for people to read, which is a path, or a URL without its password."""
         return self._database.location
 
     @property
     def folder(self) -> Path:
-        """The files that belong to this history, such as traces: beside a SQLite file, else in this user's data folder."""
+        """Returns the folder for files of this history, such as traces. It is that of a SQLite file, or else this user's data folder."""
         path = file_of(self._database.url)
         return path.parent if path is not None else Path(platformdirs.user_data_path("redline"))
 
@@ -143,11 +143,11 @@ class History:
     # Writing
 
     def begin(self, record: RunRecord) -> None:
-        """Write a record's head, or replace it when more is known; blocks already appended stay."""
+        """Writes a record's head, or replaces it when more is known; blocks that were appended already stay."""
         self._write(record, over=False)
 
     def append(self, record_id: str, block: Block) -> None:
-        """Add a block at the end of a record, at a cost that depends neither on the record nor on the history.
+        """Adds a block at the end of a record. The cost depends neither on the record nor on the history.
 
         One process writes a record, and it numbers the blocks: a block that was stored although no answer came back has a
         number that is taken, and is not stored twice.
@@ -168,7 +168,7 @@ class History:
             self._next_blocks[record_id] += 1
 
     def finish(self, record: RunRecord) -> None:
-        """Write a record's head for the last time. Blocks of the record that were not appended yet are added."""
+        """Writes a record's head for the last time. Blocks of the record that were not appended yet are added."""
         self._write(record, over=True)
         self._next_blocks.pop(record.id, None)
 
@@ -184,11 +184,11 @@ class History:
         return SweepLedger(self._database, name)
 
     def tunes(self) -> TuneLedger:
-        """The searches for a fastest recipe."""
+        """Returns the ledger of all searches for a fastest recipe."""
         return TuneLedger(self._database)
 
     def hold(self, kind: ActivityKind, name: str) -> Hold:
-        """Says what this process is at, for those who look on."""
+        """Returns a hold, which says what this process is at for those who look on."""
         return Hold(self._database, kind, name)
 
     def activities(self) -> list[Activity]:
@@ -199,12 +199,12 @@ class History:
     # The limits of devices
 
     def ceilings(self, device_key: str) -> Ceilings | None:
-        """What a device can do at most; None where that is not known, or was measured in another way."""
+        """Returns what a device can do at most; None if that is not known, or was measured in another way."""
         bodies = self._database.values(select(ceilings.c.body).where(ceilings.c.device_key == device_key))
         return read_ceilings(bodies[0]) if bodies else None
 
     def keep_ceilings(self, measured: Ceilings) -> None:
-        """Write what a device can do at most, in the place of what was known of it."""
+        """Writes what a device can do at most, in the place of what was known of it."""
         row = {
             "device_key": device_key_of_ceilings(measured),
             "device_name": measured.name,
@@ -216,11 +216,11 @@ class History:
     # Reading
 
     def load(self, id_or_unique_prefix: str) -> RunRecord:
-        """One record, whole. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
+        """Returns one whole record. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
         return self.load_many([self.id_of(id_or_unique_prefix)], on_unreadable=_refuse).popitem()[1]
 
     def rows(self, **filters: Any) -> list[Row]:
-        """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged.
+        """Returns rows of the records that fit, newest first. They lack what was measured, so they cost little and cannot be damaged.
 
         `since` (seconds since the epoch), `limit`, `newest_first` and the fields of a `Row` choose them.
         """
@@ -232,7 +232,7 @@ class History:
             gone = {name for name, process in writers if name.startswith(WRITER) and is_gone(process)}
 
         def shown(row: Row) -> Row:
-            """The nearest time of the calendar stands for one outside of it, as in a damaged or foreign history."""
+            """Returns the row as it is shown. A time outside of the calendar, as in a damaged history, becomes the nearest inside."""
             status = "cut off" if row.status == "running" and f"{WRITER}{row.id}" in gone else row.status
             moment = min(max(row.created_at, 0.0), LAST_MOMENT)
             return msgspec.structs.replace(row, status=status, created_at=moment)
@@ -240,7 +240,7 @@ class History:
         return [shown(row) for row in rows]
 
     def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Any) -> list[RunRecord]:
-        """The records that fit, newest first, whole. Those that cannot be read are left out and told of."""
+        """Returns the whole records that fit, newest first. Those that cannot be read are left out, and `on_unreadable` is told."""
         return self._records(_matching(HEAD, **filters), on_unreadable)
 
     def latest_group(self) -> list[RunRecord]:
@@ -250,7 +250,7 @@ class History:
     def load_many(
         self, ids: Iterable[str], *, with_blocks: bool = True, on_unreadable: OnUnreadable = _log_unreadable
     ) -> dict[str, RunRecord]:
-        """Records by their whole ids, without their blocks where what was measured does not matter.
+        """Returns records by their whole ids; without their blocks if what was measured does not matter.
 
         Those that are not there or cannot be read are left out.
         """
@@ -258,7 +258,7 @@ class History:
         return {record.id: record for record in found}
 
     def load_with_groups(self, ids_or_prefixes: Iterable[str]) -> list[RunRecord]:
-        """Returns records, each followed by those measured interleaved with it. A named one that cannot be read is an error."""
+        """Returns records; after each come those that were measured interleaved with it. A named one that cannot be read is an error."""
         found: dict[str, RunRecord] = {}
         for record_id in map(self.id_of, ids_or_prefixes):
             if record_id not in found:
@@ -292,7 +292,7 @@ class History:
         return readable
 
     def id_of(self, prefix: str) -> str:
-        """The full id of the one record whose id starts with this. Looked up as a range, because LIKE would not use the index."""
+        """Returns the full id of the one record whose id starts with this. It is looked up as a range: LIKE would not use the index."""
         first = column_text(prefix)
         asked = select(records.c.id).where(records.c.id >= first, records.c.id < f"{first}\U0010ffff")
         found = self._database.values(asked.order_by(records.c.id).limit(4)) if prefix else []
@@ -310,17 +310,17 @@ class History:
     # Tags and notes
 
     def mark(self, record_id: str, kind: MarkKind, words: str, *, at: float) -> None:
-        """Tag a record, or note something about it; a second time does nothing."""
+        """Tags a record, or notes something about it; the same does nothing a second time."""
         values = {"record_id": record_id, "kind": kind, "words": words, "created_at": at}
         self._database.write(lambda connection: put(connection, marks, values), durable=True)
 
     def unmark(self, record_id: str, kind: MarkKind, words: str) -> bool:
-        """Remove a tag or note; says whether it was there."""
+        """Removes a tag or note, and returns whether it was there."""
         own = delete(marks).filter_by(record_id=record_id, kind=kind, words=column_text(words))
         return self._database.execute(own, durable=True) > 0
 
     def marks(self, *, series: Sequence[str] | None = None) -> list[Mark]:
-        """Returns all tags and notes, oldest first, or those of the records of some series."""
+        """Returns all tags and notes, or those that records of some series have; the oldest come first."""
         asked = select(*columns_of(marks, Mark)).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
         if series is not None:
             own = select(points.c.record_id).where(points.c.series_key.in_(series))
@@ -328,24 +328,24 @@ class History:
         return self._database.rows(asked, Mark)
 
     def tagged(self, tag: str) -> list[str]:
-        """Returns the ids of the records with this tag."""
+        """Returns the ids of all records that have this tag."""
         return self._database.values(select(marks.c.record_id).filter_by(kind="tag", words=column_text(tag)))
 
     # Trends
 
     def series(self) -> list[SeriesSeen]:
-        """Returns what there are trends of, the latest measured first."""
+        """Returns the series of which there are trends; the latest measured comes first."""
         asked = select(series).join(points, points.c.series_key == series.c.series_key).group_by(series.c.series_key)
         with self._database.reading() as connection:
             seen = connection.execute(asked.order_by(func.max(points.c.created_at).desc())).all()
         found = []
         for key, body in seen:
-            with suppress(TypeError, ValueError):  # damaged
+            with suppress(TypeError, ValueError):  # a damaged series is left out
                 found.append(SeriesSeen(key=key, series=msgspec.json.decode(body, type=Series)))
         return found
 
     def points(self, key: str) -> list[Point]:
-        """Returns the points of a series, oldest first."""
+        """Returns the points that a series has, the oldest first."""
         own = select(*columns_of(points, Point)).where(points.c.series_key == key)
         return self._database.rows(own.order_by(points.c.created_at, points.c.record_id), Point)
 
@@ -357,9 +357,9 @@ class History:
             return write_archive(rows_of(connection, ids), out)
 
     def add_file(self, path: Path) -> Imported:
-        """Add the records of a back-up, of an exported document or of another history that are not there yet.
+        """Adds the records of a back-up, of an exported document or of another history that are not there yet.
 
-        Of a damaged history all that can be read is added.
+        If the other history is damaged, all of it that can be read is added.
         """
         read = read_archive if is_archive(path) else read_damaged if damage_of(path) else None
         if read is not None:
@@ -394,7 +394,7 @@ def _refuse(record_id: str, error: RecordError) -> None:
 
 @contextmanager
 def history_in(path: Path) -> Iterator[History]:
-    """The history that a file is, or that a back-up or an exported document holds, for reading."""
+    """Yields the history that a file is, or that a back-up or an exported document holds. It is for reading."""
     if is_sqlite(path):
         with History.open(path, only_to_read=True) as history:
             yield history

@@ -36,11 +36,11 @@ from redline.store.schema import (
 from redline.system.processes import is_gone, this_process
 
 LEASE_S = 30.0
-"""How long a hold lasts that its holder does not renew: a process elsewhere that was killed is succeeded after this."""
+"""A hold lasts this long if its holder does not renew it: another may take over after this from a killed process elsewhere."""
 RENEWALS = 6
-"""How often a hold is renewed while it lasts: a server that is away for a moment does not end it."""
+"""A hold is renewed this often while it lasts, so that a server that is away for a moment does not end it."""
 _HELD: set[str] = set()
-"""Tokens that this process holds; a hold that could not be given back, as its server was away, is none."""
+"""This process holds these tokens; that of a hold that could not be given back, because its server was away, is not among them."""
 
 
 class Hold:
@@ -57,7 +57,7 @@ class Hold:
 
     @contextmanager
     def held(self) -> Iterator[Hold]:
-        """Hold it while the block lasts; raises when another process does."""
+        """Holds it while the block lasts; raises a `UsageError` if another process does."""
         _HELD.add(self._token)
         if (holder := self._database.write(self._take)) is not None:
             _HELD.discard(self._token)
@@ -78,14 +78,14 @@ class Hold:
             self._write_if_there(lambda connection: connection.execute(delete(holders).where(self._mine)))
 
     def _take(self, connection: Connection) -> str | None:
-        """Take the hold where nobody has it any more, and return who has it otherwise. Of two who try, one gets it."""
+        """Takes the hold if nobody has it any more, and returns who has it otherwise. If two try, one gets it."""
         now, started = self._database.clocks(connection)
         own = holders.c.name == self._what
         found = connection.execute(select(holders).where(own)).first()
         if found is not None:
             is_ours = found.process == this_process()
             is_gone_by = found.token not in _HELD if is_ours else is_gone(found.process)
-            # A server that was just started has heard of no renewal yet.
+            # A server that was just started has heard of no renewal yet, so nothing is expired there.
             expired = holders.c.until <= (now if started + LEASE_S <= now else -1.0)
             free = true() if is_gone_by else expired
             connection.execute(delete(holders).where(own, holders.c.token == found.token, free))
@@ -99,13 +99,13 @@ class Hold:
         return {"until": now + LEASE_S, "said": msgspec.json.encode(self._activity).decode()}
 
     def tell(self, done: int, total: int | None, now: str, *, done_before: int = 0) -> None:
-        """Say how far the work is, for those who look on."""
+        """Says how far the work is, for those who look on."""
         told = {"done": done, "total": total, "now": column_text(now), "done_before": done_before}
         self._activity = msgspec.structs.replace(self._activity, **told)
         self._sign()
 
     def require(self, connection: Connection) -> None:
-        """Raise where another process has taken what this one held. Who asks keeps others from taking it until the transaction ends."""
+        """Raises a `StoreError` if another process has taken what this one held. Nobody can take it then until the transaction ends."""
         mine = select(holders.c.name).where(self._mine).with_for_update()
         if self._token in _HELD and connection.execute(mine).first() is None:
             raise StoreError(
@@ -124,7 +124,10 @@ class Hold:
         self._write_if_there(sign)
 
     def _write_if_there(self, deed: Callable[[Connection], object]) -> None:
-        """What cannot be written at once is left: every result of a holder asks whether it still holds, and a hold ends by itself."""
+        """Writes what can be written at once and drops the rest, which does no harm.
+
+        Every result of a holder asks whether it still holds, and a hold ends by itself.
+        """
         with contextlib.suppress(StoreError):
             self._database.write(deed, patient=False)
 
@@ -133,7 +136,7 @@ def activities(connection: Connection, now: float, started: float) -> list[Activ
     """Returns what processes are at. Where the process is gone, or silent for too long, it is over."""
     found = []
     for row in connection.execute(select(holders).where(holders.c.said.is_not(None)).order_by(holders.c.name)):
-        with contextlib.suppress(msgspec.MsgspecError):  # of another Redline
+        with contextlib.suppress(msgspec.MsgspecError):  # another version of Redline may have written it
             said = msgspec.json.decode(row.said, type=Activity)
             is_over = is_gone(row.process) or max(row.until or now, started + LEASE_S) < now
             found.append(msgspec.structs.replace(said, is_over=is_over))
@@ -141,7 +144,7 @@ def activities(connection: Connection, now: float, started: float) -> list[Activ
 
 
 class SweepLedger(Hold):
-    """The ledger of one sweep knows its settled cells. Only one process at a time works on a sweep."""
+    """The ledger of one sweep keeps its settled cells. Only one process at a time works on a sweep."""
 
     def __init__(self, database: Database, name: str) -> None:
         super().__init__(database, "sweep", name)
@@ -151,7 +154,7 @@ class SweepLedger(Hold):
         return {cell.key: cell for cell in self._database.rows(own, SettledCell)}
 
     def settle(self, key: str, record: RunRecord) -> None:
-        """Write the record and that it settles this cell: both are there afterwards, or neither."""
+        """Writes the record, and that it settles this cell. Either both are there afterwards or neither is."""
 
         def settle(connection: Connection) -> None:
             self.require(connection)
@@ -161,12 +164,12 @@ class SweepLedger(Hold):
         self._database.write(settle, durable=True)
 
     def forget(self) -> None:
-        """Start over: no cell is settled any more. The records stay in the history."""
+        """Starts the sweep over: no cell is settled any more. The records stay in the history."""
         self._database.execute(delete(sweep_cells).where(sweep_cells.c.sweep == self.name))
 
 
 class TuneLedger:
-    """All searches of a history, by name. Only one process at a time works on each."""
+    """This ledger has all searches of a history by name. Only one process at a time works on each."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -181,7 +184,7 @@ class TuneLedger:
                 self._hold = None
 
     def save(self, row: TuneRow, body: bytes, now: str = "") -> None:
-        """Write a search, as far as it has come, and say that in words for those who look on."""
+        """Writes a search as far as it has come, and says that in words for those who look on."""
         hold = self._hold
 
         def save(connection: Connection) -> None:
@@ -194,11 +197,11 @@ class TuneLedger:
             hold.tell(0, None, now)
 
     def load(self, name: str) -> bytes | None:
-        """None where there is no search of that name."""
+        """Returns a search as bytes; None if there is no search of that name."""
         return next(iter(self._database.values(select(tunes.c.body).where(tunes.c.name == column_text(name)))), None)
 
     def rows(self) -> list[TuneRow]:
-        """Newest first."""
+        """Returns all searches; the newest comes first."""
         asked = select(*columns_of(tunes, TuneRow)).order_by(tunes.c.created_at.desc(), tunes.c.name)
         return self._database.rows(asked, TuneRow)
 

@@ -1,4 +1,4 @@
-"""The tables of a history, what is written to them of a record, and how those of an older layout are updated.
+"""This module has the tables of a history, says what is written to them of a record, and updates those of an older layout.
 
 A record is a row with what queries need as columns and the rest as bytes; its blocks are rows that are only ever
 appended, so writing one costs the same however many there are. No column carries a name that SQL reserves.
@@ -49,13 +49,13 @@ from redline.model.work import CEILINGS_SCHEMA, Ceilings
 from redline.system.processes import this_process
 
 LAYOUT = 8
-"""Raised with every change of the tables; `bring_up` then says how older ones are updated."""
+"""This number is raised with every change of the tables; `bring_up` then says how older ones are updated."""
 DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """These are the errors that msgspec, a migration or a spec's own checks raise for damaged or foreign bytes."""
 VALUES_AT_ONCE = 10_000
-"""Below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
+"""A statement has at most this many values, which is below what SQLite (32 766) and PostgreSQL (65 535) take."""
 
-# What is read from a history
+# These are read from a history.
 
 Status = Literal["running", "done", "failed", "interrupted", "cut off"]
 """`running` is called `cut off` once its writer is gone; no table has that word."""
@@ -65,7 +65,7 @@ _ROW = {"key": "spec_key", "group": "group_id", "position": "group_position", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, rename=_ROW):
-    """A record in a listing. Readable also where the record itself is damaged or of a newer Redline."""
+    """This is a record in a listing. It can be read even if the record itself is damaged or of a newer Redline."""
 
     id: str
     created_at: float
@@ -76,9 +76,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename=_ROW):
     task: str
     recipe: str
     batch: int | None
-    """Items per step."""
+    """A step has this many items."""
     device: str
-    """As it was asked for; `auto` becomes what it turned out to be, once the bench has said so."""
+    """It is the device that was asked for; `auto` becomes what it turned out to be, once the bench has said so."""
     device_name: str
     status: Status
     """`running` also stands where the writer was killed on another machine, which cannot be seen from here."""
@@ -87,10 +87,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename=_ROW):
 
 
 class SettledCell(msgspec.Struct, frozen=True, kw_only=True, rename={"key": "cell_key"}):
-    """A cell that needs no further look, unless someone asks for one."""
+    """This cell needs no further look, unless someone asks for one."""
 
     key: str
-    """The plan key: of the spec, the machine and the model, as they were known before anything ran."""
+    """This is the plan key, made of the spec, the machine and the model as they were known before anything ran."""
     status: Literal["done", "failed"]
     record_id: str
     failure_kind: FailureKind | None
@@ -99,7 +99,7 @@ class SettledCell(msgspec.Struct, frozen=True, kw_only=True, rename={"key": "cel
 
     @classmethod
     def by(cls, key: str, record: RunRecord) -> SettledCell:
-        """Returns the cell as this record settles it."""
+        """Returns the cell as it is settled by this record."""
         failure = record.failure
         return cls(
             key=key,
@@ -112,7 +112,7 @@ class SettledCell(msgspec.Struct, frozen=True, kw_only=True, rename={"key": "cel
 
 
 class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A search in a listing."""
+    """This is a search in a listing."""
 
     name: str
     created_at: float
@@ -131,17 +131,17 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     begun_at: float
     done_before: int = 0
-    """Counts what earlier processes have done."""
+    """It counts what earlier processes have done."""
     done: int = 0
     total: int | None = None
     now: str = ""
-    """In words."""
+    """It says in words what is being done."""
     is_over: bool = False
-    """The process is gone and did not end it."""
+    """It is True if the process is gone and has not ended its work."""
 
 
 MarkKind = Literal["tag", "note", "gate"]
-"""`gate`: what a gate decided of a record, as one of its codes; the others are a person's words."""
+"""A `gate` mark says what a gate decided of a record, as one of its codes; the others are a person's words."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,12 +154,12 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One record in a trend; made again from the records whenever they change."""
+    """A point is one record in a trend. Points are made again from the records whenever these change."""
 
     record_id: str
     series_key: str
     created_at: Moment
-    """When it was measured; of another commit that was checked out to be measured, when that commit was made."""
+    """It says when the record was measured, or when its commit was made if that was checked out to be measured."""
     step_s: Annotated[float, msgspec.Meta(gt=0, le=LAST_MOMENT)]
     items: Annotated[int, msgspec.Meta(ge=1)]
     git_commit: str | None
@@ -174,11 +174,11 @@ class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
     series: Series
 
 
-# The tables
+# These are the tables.
 
 metadata = MetaData()
 
-# Prefixes of ids are looked up as a range, which a language's sorting rules on a server would tear apart.
+# Ids have the collation C, because prefixes are looked up as a range, which a language's sorting rules on a server would tear apart.
 _Id = Text().with_variant(Text(collation="C"), "postgresql")
 _TYPES = {"StrType": Text, "LiteralType": Text, "FloatType": Double, "IntType": Integer}
 
@@ -188,7 +188,7 @@ def _of_record(*, is_key: bool = False) -> Column[str]:
 
 
 def _column(field: msgspec.inspect.Field) -> Column[Any]:
-    """Returns the column of a struct's field. One that may be None may be empty."""
+    """Returns the column for a struct's field. It may be empty if the field may be None."""
     name, kinds = field.encode_name, [type(kind).__name__ for kind in getattr(field.type, "types", [field.type])]
     if name == "record_id":
         return _of_record()
@@ -197,19 +197,19 @@ def _column(field: msgspec.inspect.Field) -> Column[Any]:
 
 
 def _table(name: str, kind: type[msgspec.Struct], key: Sequence[str], *others: SchemaItem) -> Table:
-    """Returns the table that rows of this kind are read from: a column for each field, and what only queries or writers need."""
+    """Returns the table from which rows of this kind are read. It has a column for each field, and what only queries or writers need."""
     known: Any = msgspec.inspect.type_info(kind)
     return Table(name, metadata, *map(_column, known.fields), *others, PrimaryKeyConstraint(*key))
 
 
 meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
-"""The number of the layout."""
+"""This table has the number of the layout."""
 
 records = _table(
     "records",
     Row,
     ("id",),
-    # Last, so that SQLite reads a listing without following the bytes into their overflow pages.
+    # This column is last, so that SQLite reads a listing without following the bytes into their overflow pages.
     Column("head", LargeBinary, nullable=False),
     Index("records_by_time", "created_at", "id"),
     Index("records_by_model", "model", "created_at", "id"),
@@ -226,10 +226,10 @@ blocks = Table(
     Column("number", Integer, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
-"""The samples."""
+"""This table has the samples."""
 
 marks = _table("marks", Mark, ("record_id", "kind", "words"), Index("marks_by_words", "kind", "words"))
-"""People tag records and note something about them. Gates mark records too."""
+"""People tag records and write notes about them, and gates mark records too; the marks are kept here."""
 
 sweep_cells = _table(
     "sweep_cells",
@@ -238,10 +238,10 @@ sweep_cells = _table(
     Column("sweep", Text, nullable=False),
     Index("sweep_cells_by_record", "record_id"),  # deleting a record asks whether a cell refers to it
 )
-"""Cells of sweeps that are settled, and by which record."""
+"""This table has the settled cells of sweeps, and which record settles each."""
 
 tunes = _table("tunes", TuneRow, ("name",), Column("body", LargeBinary, nullable=False))
-"""Searches for the fastest recipe: what was asked, how far each came, and by which records."""
+"""This table has the searches for the fastest recipe: what was asked, how far each came, and by which records."""
 
 ceilings = Table(
     "ceilings",
@@ -274,23 +274,23 @@ points = _table(
     Index("points_by_series", "series_key", "created_at", "record_id"),
     Index("points_by_time", "created_at", "series_key"),
 )
-"""The step of each finished record, so that a trend needs no samples."""
+"""This table has the step time of each finished record, so that a trend needs no samples."""
 
 WRITER = "record "
 """The name of a holder that writes a record begins with this."""
 OWNED = (blocks, marks, sweep_cells)
-"""Tables of what belongs to a record; points are derived."""
+"""These tables have what belongs to a record. The points are left out, because they are derived from it."""
 
 
 def columns_of(table: Table, kind: type[msgspec.Struct]) -> list[Column[Any]]:
-    """Returns the columns of a table that a struct is made of."""
+    """Returns those columns of a table from which a struct is made."""
     return [table.c[name] for name in kind.__struct_encode_fields__]
 
 
 def portions(
     connection: Connection, statement: Select[Any], column: Column[Any], values: Iterable[str] | None
 ) -> Iterator[Any]:
-    """Yields the rows of a statement: all of them, or those whose column has one of these values, of which it takes only so many at once."""
+    """Yields the rows of a statement: all of them, or those whose column has one of these values, which are asked for in portions."""
     if values is None:
         yield from connection.execute(statement)
         return
@@ -299,18 +299,18 @@ def portions(
         yield from connection.execute(statement.where(column.in_(portion)))
 
 
-# What is written to them
+# These functions write to the tables.
 
 
 def column_text(text: str) -> str:
-    """Text that every database takes: PostgreSQL has no NUL, and neither stores half a surrogate pair."""
+    """Returns text that every database takes: PostgreSQL has no NUL, and no database stores half a surrogate pair."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def put(connection: Connection, table: Table, *rows: dict[str, Any], replace: bool = True) -> int:
-    """Insert rows, and return how many of them were written. One that is there already is replaced, or left as it is.
+    """Inserts rows, and returns how many of them were written. One that is there already is replaced, or left as it is.
 
-    So a write may be given again when its answer was lost.
+    A write may therefore be given again when its answer was lost.
     """
     clean = [{name: column_text(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows]
     statement = _inserting(table, connection.dialect.name, replace)
@@ -329,7 +329,7 @@ def _inserting(table: Table, dialect: str, replace: bool) -> Any:
 
 
 def record_row(record: RunRecord, *, over: bool) -> dict[str, Any]:
-    """Returns the row of a record in its table; `over` says that nothing more will come, however little there is."""
+    """Returns the row that a record has in its table. `over` says that nothing more will come, however little there is."""
     workload, prepared = record.spec.workload, record.prepared
     status = (
         record.stopped
@@ -358,13 +358,13 @@ def record_row(record: RunRecord, *, over: bool) -> dict[str, Any]:
 
 
 def block_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """Returns the rows of the blocks that a record carries."""
+    """Returns the rows for the blocks that a record holds."""
     bodies = map(msgspec.msgpack.encode, record.blocks)
     return [{"record_id": record.id, "number": number, "body": body} for number, body in enumerate(bodies)]
 
 
 def write_record(connection: Connection, record: RunRecord, *, over: bool) -> None:
-    """Write a record's head, new or replaced, and those of its blocks that were not appended yet."""
+    """Writes a record's head, new or replaced, and those of its blocks that were not appended yet."""
     row, writer = record_row(record, over=over), f"{WRITER}{record.id}"
     put(connection, records, row)
     if row["status"] == "running":
@@ -377,10 +377,11 @@ def write_record(connection: Connection, record: RunRecord, *, over: bool) -> No
 
 
 def keep_points(connection: Connection, ids: Iterable[str] | None = None) -> None:
-    """Make the points of records anew from what is stored of them: of all that are done, or of some.
+    """Makes the points of records anew from what is stored of them: of all that are done, or of some.
 
     A record that was not timed, or only beside a profile, has none. A gate measures another commit in a folder of its own, between
-    measurements of the person's checkout: in the trend that record stands where its commit does, or nowhere where the time of the commit is not known.
+    measurements of the person's checkout. In the trend that record stands where its commit does, or nowhere if the time of the
+    commit is not known.
     """
     done = select(records.c.id, records.c.head).where(records.c.status == "done")
     for record_id, head in list(portions(connection, done, records.c.id, ids)):
@@ -388,7 +389,7 @@ def keep_points(connection: Connection, ids: Iterable[str] | None = None) -> Non
         try:
             record = unpack(record_id, head, connection.execute(own).scalars())
         except RecordError:
-            continue  # said to whoever reads it
+            continue  # whoever reads the record is told
         connection.execute(delete(points).where(points.c.record_id == record_id))
         samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
         if record.prepared is None or record.failure is not None or not samples or is_capture(record):
@@ -406,11 +407,11 @@ def keep_points(connection: Connection, ids: Iterable[str] | None = None) -> Non
 
 
 def pack_head(record: RunRecord) -> bytes:
-    """The record without its blocks, which have rows of their own."""
+    """Returns the bytes of a record without its blocks, which have rows of their own."""
     head = msgspec.structs.replace(record, blocks=())
     try:
         return encode(head)
-    except UnicodeEncodeError:  # such as a file name that is not UTF-8, in a message
+    except UnicodeEncodeError:  # a message may hold a file name that is not UTF-8
         return msgspec.msgpack.encode(_in_unicode(msgspec.to_builtins(head)))
 
 
@@ -423,19 +424,19 @@ def _in_unicode(plain: Any) -> Any:
 
 
 def unpack(record_id: str, head: bytes, bodies: Iterable[bytes]) -> RunRecord:
-    """Put a record together again, through the migrations where it is old."""
+    """Puts a record together again, and takes it through the migrations if it is old."""
     try:
         plain: Any = msgspec.msgpack.decode(head)
         plain["blocks"] = [msgspec.msgpack.decode(body) for body in bodies]
         return msgspec.convert(migrate(plain), RunRecord)
     except RecordError:
-        raise  # already says it well: too new, or no way up from its schema
+        raise  # it already says well that the record is too new, or that no way leads up from its schema
     except DAMAGE as error:
         raise RecordError(f"record {record_id} is damaged: {error}") from error
 
 
 def read_ceilings(body: bytes) -> Ceilings | None:
-    """None for ceilings that were measured in another way, or are damaged."""
+    """Returns ceilings from their bytes; None if they were measured in another way, or are damaged."""
     try:
         plain = msgspec.msgpack.decode(body)
         # Early ceilings of this schema have notes without codes.
@@ -446,9 +447,9 @@ def read_ceilings(body: bytes) -> Ceilings | None:
 
 
 def with_trace(record: RunRecord, folder: Path | None, *, is_stored: bool = False) -> RunRecord:
-    """The record with the path of its trace relative to the history's folder, as it is stored, or whole.
+    """Returns the record with the path of its trace: relative to the history's folder, as it is stored, or whole.
 
-    So the two can be moved together. A path that leads out of the folder, also by a link, is never opened: it becomes empty.
+    The folder and the history can then be moved together. A path that leads out of the folder, also by a link, is never opened: it becomes empty.
     """
     if record.trace is None:
         return record
@@ -458,12 +459,12 @@ def with_trace(record: RunRecord, folder: Path | None, *, is_stored: bool = Fals
             whole, real = os.path.join(folder, record.trace.path), os.path.realpath(folder)
             if Path(os.path.realpath(whole)).is_relative_to(real):
                 path = os.path.relpath(os.path.realpath(whole), real) if is_stored else whole
-        except (OSError, ValueError):  # too long, or with a NUL
+        except (OSError, ValueError):  # the path is too long, or has a NUL
             pass
     return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=path))
 
 
-# Older tables
+# These update older tables.
 
 
 def layout_of(connection: Connection, location: str) -> int | None:
@@ -486,17 +487,19 @@ def layout_of(connection: Connection, location: str) -> int | None:
 
 
 _ADVISORY_LOCK = 0x7265646C
-"""Any fixed number: on PostgreSQL it makes two first openers take turns."""
+"""Any fixed number would do: on PostgreSQL it makes two who first open a history take turns."""
 
 
 def bring_up(connection: Connection, location: str) -> None:
-    """Make the tables, or update older ones, in a transaction of the caller's that holds the write lock.
+    """Makes the tables, or updates older ones, in a transaction of the caller's that holds the write lock.
 
     Every layout since the first is a part of today's tables, so whatever is missing is created, and the points are made anew.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-    found = layout_of(connection, location)  # again, under the lock: another process may have been faster
+    found = layout_of(
+        connection, location
+    )  # it is read again under the lock, because another process may have been faster
     if found == LAYOUT:
         return
     if found in (3, 4):  # they called the key of a device its place
