@@ -1,4 +1,4 @@
-"""`micro_benchmarking_pytorch.py`: its flags in both spellings, its printed forms, Redline's numbers.
+"""This is `micro_benchmarking_pytorch.py`: it has its flags in both spellings and its printed forms, with Redline's numbers.
 
 `redline micro …`, `python -m redline.compat.micro …` and the script at the top of the repository are the same program. People's
 scripts read the printed forms: the workshop's summary, the public script's lines, DeepSpeed's FLOPs profile.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 WARMUP_ITERATIONS = 5
 PROFILED_ITERATIONS = 5
+"""The operator tables are made of at most this many iterations."""
 
 ALIASES = {
     "SqueezeNet": "squeezenet1_0",
@@ -48,7 +49,7 @@ ALIASES = {
     "shufflenet_v2_x20": "shufflenet_v2_x2_0",
     "xception": "timm:xception",
 }
-"""Names of the public script that torchvision spells differently or does not have."""
+"""These names of the public script are spelt differently by torchvision, or are not there."""
 
 AMP_LEVELS = {0: "", 1: "amp", 2: "amp", 3: "fp16"}
 """These are the words of today for what APEX called O0 to O3."""
@@ -80,7 +81,7 @@ class Asked:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """This parser tells a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {printable(message)}; '--help' lists the flags\n")
@@ -123,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    """The flags, which may be written with underscores: `--batch_size`."""
+    """Returns the flags, which may be written with underscores as in `--batch_size`."""
     given = sys.argv[1:] if words is None else words
     parts = [word.partition("=") if word.startswith("--") else (word, "", "") for word in given]
     dashed = [(name.replace("_", "-") if name.startswith("--") else name) + rest + value for name, rest, value in parts]
@@ -131,7 +132,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run it. A mistake is one line and exit code 2; a failed run one line and 5."""
+    """Runs the program. A mistake is one line and exit code 2; a failed run is one line and exit code 5."""
     given = parsed(words)
     try:
         require_torch()
@@ -180,7 +181,7 @@ def asked_for(given: argparse.Namespace) -> Asked:
 
 
 def _check_places(folder: Path, files: Sequence[Path]) -> None:
-    """Say before anything is measured what cannot be written."""
+    """Says before anything is measured what cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -203,7 +204,7 @@ def _precision(given: argparse.Namespace, notes: list[str]) -> str:
 
 
 def _compile_switch(given: argparse.Namespace) -> tuple[str, str | None]:
-    """Returns the switch, and the mode as the echo prints it."""
+    """Returns the switch for the recipe, and the mode as it is printed by the echo. The mode is None if nothing is compiled."""
     try:
         context = ast.literal_eval(given.compileContext)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -343,11 +344,12 @@ def _write(asked: Asked, figures: Figures) -> None:
 
 
 def script() -> None:
-    """Run as the script at the top of the repository does."""
+    """Runs the program as the script at the top of the repository does."""
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     ranks = sys.modules.get("redline.bench.workload.ranks")
+    # A thread of gloo may abort a process whose interpreter is being taken down, so such a process ends at once.
     if ranks is not None and ranks.GLOO_JOINED.is_set():
         os._exit(code)
     sys.exit(code)
@@ -357,7 +359,7 @@ RULE = "=" * 40
 
 
 class Figures(Frozen):
-    """The figures of one run."""
+    """These are the figures of one run."""
 
     network: str
     device: str
@@ -369,7 +371,7 @@ class Figures(Frozen):
     global_batch: int
     world: int
     mean_s: float
-    """The mean time of an iteration; of several ranks the slowest."""
+    """This is the mean time of an iteration; of several ranks it is that of the slowest."""
     std_s: float
     peak_bytes: int | None
     compile_s: float | None
@@ -384,7 +386,7 @@ class Figures(Frozen):
 
 
 def echo(asked: Asked, local: int, bench: MicroBench, rank: Rank) -> Iterator[str]:
-    """The settings, as they are about to be used."""
+    """Yields the settings as they are about to be used."""
     device, batch = bench.device.info(), asked.spec.workload.batch
     yield f"Using network: {asked.network}"
     yield f"Mode: {'training' if asked.training else 'inference'}"
@@ -456,7 +458,7 @@ Memory Profiling:
 
 
 def flops_form(found: Figures, work: WorkCount, seconds: Mapping[str, float], *, step: int) -> Iterator[str]:
-    """Yields the profile in the layout that people know from DeepSpeed."""
+    """Yields the profile in the layout that people have known from DeepSpeed."""
     forward_s = found.phases.get("forward", 0.0 if found.training else found.mean_s) or seconds.get("", 0.0)
     backward_s, step_s = found.phases.get("backward", 0.0), found.phases.get("optimizer", 0.0)
     flops, both, iteration_s = work.flops, work.flops + work.backward_flops, forward_s + backward_s + step_s
@@ -554,7 +556,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def write_csv(path: Path, found: Figures) -> None:
-    """Write one row, under a header that is written once."""
+    """Writes one row, under a header that is written once."""
     row = {
         "Name": found.network,
         "GPUs": found.world,
@@ -571,13 +573,13 @@ def write_csv(path: Path, found: Figures) -> None:
 
 
 def iteration_line(word: str, one: Iteration) -> str:
-    """Enough digits are printed to see three figures of a short iteration."""
+    """Returns the line of an iteration, with enough digits to see three figures of a short one."""
     digits = 3 if one.seconds >= 0.1 else 4 if one.seconds >= 0.01 else 6
     return f"{word} {one.number}: Loss = {one.loss:.4f}, Time = {one.seconds:.{digits}f} seconds"
 
 
 class Printer:
-    """Lines on stdout, each named after its GPU if there are several."""
+    """A printer writes lines to stdout; each is named after its GPU if there are several."""
 
     def __init__(self, rank: Rank) -> None:
         self._prefix = f"[GPU {rank.number}] " if rank.world > 1 else ""

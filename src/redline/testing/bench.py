@@ -1,4 +1,4 @@
-"""`FakeBench`: answers every request of the protocol from a `Landscape`, the truth, in virtual time."""
+"""A `FakeBench` answers every request of the protocol from a `Landscape`, which is the truth, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ from redline.testing.landscape import (
 
 UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: it was not asked for"))
 _FIRST_CALL_STEPS = 20
-"""A first call costs about as much as this many steady ones, without compiling."""
+"""A first call is taken to cost as much as this many steady ones, without compiling."""
 _WARMUP_SAMPLES = 20
 _LONG_STEP_FACTOR = 10
+"""A step this many times as long as the settling time needs no settling."""
 
 Floats = NDArray[np.float64]
 
 
 class FakeWorld:
-    """What all sessions of a door share: the clock, the drift and the device, which one of them ran on last."""
+    """All sessions of a door share this world: its clock, its drift, and its device, on which one of them ran last."""
 
     def __init__(self, drift_sigma: float, seed: int) -> None:
         self.clock_s = 0.0
         self.preparing_until_s: list[float] = []
-        """When each of those that are being prepared will be ready."""
+        """At these times the sessions that are being prepared will be ready."""
         self.ran_last: object = None
         self.log_drift = 0.0
         self._sigma = drift_sigma
@@ -63,7 +64,7 @@ class FakeWorld:
             self.log_drift += self._sigma * math.sqrt(seconds) * float(self._random.standard_normal())
 
     def walk(self, count: int, step_s: float) -> Floats:
-        """The drift during `count` steps of about so long; the caller moves the clock once it knows how long exactly."""
+        """Returns the drift during `count` steps of about this length; the caller moves the clock once it knows the exact length."""
         if not self._sigma:
             return np.zeros(count)
         strides = self._sigma * math.sqrt(step_s) * self._random.standard_normal(count)
@@ -73,7 +74,7 @@ class FakeWorld:
 
 
 class FakeBench:
-    """One worker: answers requests about one spec as the real bench would, a failure being an answer too."""
+    """This is one worker: it answers requests about one spec as the real bench would, and a failure is an answer too."""
 
     def __init__(self, landscape: Landscape, world: FakeWorld, random: np.random.Generator, number: int = 0) -> None:
         self.truth = landscape
@@ -118,7 +119,7 @@ class FakeBench:
         if isinstance(request, protocol.Squeeze):
             return protocol.SqueezeReply(needed_bytes=self._squeeze(self._spec))
         scripted = self._scripted(self._spec, "profile")
-        # A profile is no state of the session: it may be measured on afterwards.
+        # A profile leaves the session as it is, which may go on measuring afterwards.
         nothing = Failure(stage="profile", kind="unsupported", message="a fake bench has nothing to trace")
         return protocol.FailureReply(failure=scripted or nothing)
 
@@ -172,7 +173,7 @@ class FakeBench:
         return protocol.EpochReply(epoch=epoch, block=block)
 
     def _load(self, spec: RunSpec, request: protocol.Load) -> Reply:
-        """The real queue in virtual time: a batch takes what the landscape says of a step of its size."""
+        """Runs the real queue in virtual time: a batch takes what the landscape says of a step of its size."""
         if failure := self._scripted(spec, "load"):
             return self.fail(failure)
         assert spec.load is not None
@@ -236,7 +237,7 @@ class FakeBench:
         )
 
     def _others(self, spec: RunSpec, seconds: float) -> dict[str, Any]:
-        """What other processes do to a block that takes so long without them: a factor, and fields of the block."""
+        """Returns what other processes do to a block that would take this long without them: a factor, and fields of the block."""
         if self.truth.others_cores is None or kind_of(device_of(spec, self.truth)) != "cpu":
             return {}
         cores = self.truth.others_cores(self._world.clock_s)
@@ -265,7 +266,7 @@ class FakeBench:
         return times
 
     def _correlated(self, fresh: Floats, step_s: float) -> Floats:
-        """AR(1): what the last block left of its noise has faded over the gap since then."""
+        """Returns noise of an AR(1) process. What the last block left of its noise has faded over the gap since then."""
         rho = self.truth.noise_rho
         left = rho ** (1 + (self._world.clock_s - self._noise_at_s) / step_s)
         start = left * self._noise + math.sqrt(1 - left**2) * float(fresh[0])
@@ -277,7 +278,7 @@ class FakeBench:
     def _issue_times(self, times: Floats, share: float) -> tuple[float, ...]:
         middle_s = float(np.median(times))
         issues: Floats = share * middle_s * np.exp(0.05 * self._random.standard_normal(times.size))
-        # The first step of a block wakes the process up.
+        # The first step of a block takes longer to issue, because it wakes the process up.
         issues[0] *= 3
         return tuple(issues.tolist())
 
@@ -372,7 +373,7 @@ def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
 
 
 def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:
-    """Steps to let pass and steps to time. As on the real bench, a long step is not disturbed by what settles."""
+    """Returns how many steps pass first and how many are timed. As on the real bench, a long step needs no settling."""
     settling = 0
     if step_s < _LONG_STEP_FACTOR * request.settle_seconds:
         settling = math.ceil(request.settle_seconds / step_s)

@@ -1,4 +1,4 @@
-"""A bench without torch: it answers the protocol from a known truth and a noise model, in virtual time.
+"""This is a bench without torch: it answers the protocol from a known truth and a noise model, in virtual time.
 
 Search loops are tested and simulated against it: what they find can be set against the `Landscape` they searched.
 Nothing sleeps; `clock_s` says how long the same would have taken. The same landscape and the same requests in the same
@@ -22,7 +22,7 @@ from redline.testing.landscape import Landscape
 
 
 class FakeSession:
-    """The desk's end of one fake worker. What it was asked to prepare passes in virtual time beside its siblings."""
+    """This is the desk's end of one fake worker. What it was asked to prepare passes in virtual time beside its siblings."""
 
     def __init__(self, bench: FakeBench, world: FakeWorld) -> None:
         self._bench = bench
@@ -102,12 +102,12 @@ class FakeSession:
 
 @dataclass
 class _Begun:
-    """A request that is being worked on, and its reply."""
+    """This is a request that is being worked on, with the reply it will get."""
 
     reply: Reply
     ready_at_s: float
     progress: list[tuple[float, protocol.Progress]]
-    """Not told yet, each with the time at which it is reached."""
+    """These stages were not told yet; each has the time at which it is reached."""
 
     def tell(self, on_progress: OnProgress | None, now_s: float) -> None:
         while self.progress and self.progress[0][0] <= now_s:
@@ -121,7 +121,7 @@ class _Begun:
 
 
 class FakeDoor:
-    """Opens fake sessions into one world."""
+    """This door opens fake sessions into one world."""
 
     def __init__(self, landscape: Landscape) -> None:
         self.landscape = landscape
@@ -131,11 +131,11 @@ class FakeDoor:
 
     @property
     def clock_s(self) -> float:
-        """Seconds that would have passed on a real bench."""
+        """Returns the seconds that would have passed on a real bench."""
         return self._world.clock_s
 
     def open(self, spec: RunSpec | None = None) -> FakeSession:
-        """A session whose noise depends on what it measures and how often that was opened, not on what else was measured."""
+        """Opens a session whose noise depends on what it measures and how often that was opened, but not on what else was measured."""
         key = zlib.crc32(_name_of(spec).encode())
         self._openings[key] = opening = self._openings.get(key, 0) + 1
         self.opened += 1
@@ -143,7 +143,7 @@ class FakeDoor:
         return FakeSession(FakeBench(self.landscape, self._world, random, self.opened), self._world)
 
     def close(self) -> None:
-        """Nothing to end: there is no process."""
+        """Does nothing, because there is no process to end."""
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +157,7 @@ def _timeout(limit_s: float) -> record.Failure:
 
 
 def _name_of(spec: RunSpec | None) -> str:
-    """What seeds the noise: not the encoded spec, so that a renamed field does not draw every simulation anew."""
+    """Returns the text that seeds the noise. It is not the encoded spec, so that a renamed field does not draw every simulation anew."""
     if spec is None:
         return ""
     return f"{spec.workload.model} {spec.workload.task} {spec.workload.batch} {spec.recipe}"

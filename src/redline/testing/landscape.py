@@ -1,4 +1,4 @@
-"""The truth behind a fake bench: how long steps, trainings and generations really take, what they need, what breaks."""
+"""The landscape is the truth behind a fake bench: how long steps, trainings and generations really take, what they need, what breaks."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from redline.model.work import Ceilings, Facts, GenerationInfo, WorkCount
 
 T = TypeVar("T")
 PerSpec: TypeAlias = T | Mapping[str, T] | Callable[[RunSpec], T]
-"""One value for all; a function of the spec; or a table by `MODEL RECIPE`, recipe, model or `*`, tried in that order.
+"""It is one value for all specs, a function of the spec, or a table by `MODEL RECIPE`, recipe, model or `*`, tried in that order.
 
 A table must have an entry for every spec it is asked about (`*` is one): the fake does not guess its own truth.
 """
 
 Pace: TypeAlias = Callable[[int, NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64] | float]
-"""Factors on the times of steps, from the number of the process, the seconds since it was opened, and the clock of the world."""
+"""It returns factors on the times of steps, given the number of the process, the seconds since it was opened, and the world's clock."""
 
 EXACT = Numerics(rel_l2=0.0, cosine=1.0, top1_agreement=1.0, passed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTruth:
-    """The figures of one spec. `needed` decides what fits; the others are what a bench would report."""
+    """These are the figures of one spec. `needed` decides what fits; the others are what a bench would report."""
 
     needed: int
     allocated: int
@@ -55,35 +55,35 @@ class MemoryTruth:
 
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
-    """The truth behind a fake bench. Every sigma is relative: of the logarithm of the time."""
+    """A landscape is the truth behind a fake bench. Every sigma is relative: it is that of the logarithm of the time."""
 
     step_s: PerSpec[float]
-    """The median time of a step, before drift and offsets: what a perfect measurement would find."""
+    """This is the median time of a step before drift and offsets, which a perfect measurement would find."""
     ttft_s: PerSpec[float] = 0.0
-    """Generation: how much of a step passes until the first token."""
+    """In generation, this much of a step passes until the first token."""
     weight_bytes: int = 10**9
-    """Generation: what every token reads."""
+    """In generation, every token reads this much."""
     copy_bytes_per_s: float = 1e12
     noise_sigma: float = 0.01
     noise_rho: float = 0.0
-    """Correlation of one step's noise with the step before (AR(1)); it fades over the gap between two blocks."""
+    """One step's noise has this correlation with that of the step before (AR(1)); it fades over the gap between two blocks."""
     drift_sigma: float = 0.0
-    """Random walk shared by all sessions, per square root of a second: temperature, clocks, neighbours."""
+    """All sessions share a random walk, as of temperature, clocks and neighbours; this is its sigma per square root of a second."""
     tail_share: float = 0.0
-    """Share of steps that hit a hiccup, two to three times as long as the others and sometimes far longer."""
+    """This share of steps hits a hiccup: they are two to three times as long as the others and sometimes far longer."""
     offset_sigma: float = 0.0
     """Every session gets one offset of its own, as every real process does."""
     slow_share: float = 0.0
-    """Share of sessions that are slower than the others for all their life, by `slow_factor`: another placement, a neighbour."""
+    """This share of sessions is slower for all their life, by `slow_factor`, as by another placement or a neighbour."""
     slow_factor: float = 1.0
     pace: Pace | None = None
-    """Anything else that makes steps slower: a load that comes and goes, processes that warm up, every other process."""
+    """It may be anything else that makes steps slower: a load that comes and goes, processes that warm up, every other process."""
     others_cores: Callable[[float], float] | None = None
-    """How many cores other processes keep busy at this time of the world's clock; only a CPU minds."""
+    """It returns how many cores other processes keep busy at this time of the world's clock; only a CPU minds."""
     slowed_by_others: PerSpec[float] = 0.0
-    """By this share a step takes longer for each such core, waiting for a processor."""
+    """A step takes longer by this share for each such core, because it waits for a processor."""
     contended_factor: PerSpec[float] = 1.0
-    """What a step takes, as a factor, from the moment another session of the same device has run in between."""
+    """A step takes this many times as long from the moment another session of the same device has run in between."""
     memory_bytes: PerSpec[int | MemoryTruth] = 2**28
     """A plain number is what the step needs and what it reserves."""
     memory_limit_bytes: int | None = None
@@ -92,51 +92,51 @@ class Landscape:
     build_s: float = 0.5
     start_s: float = 0.05
     slowdown_per_sibling: float = 0.0
-    """By this share preparing takes longer for each sibling that is being prepared at the same time."""
+    """Preparing takes longer by this share for each sibling that is being prepared at the same time."""
     numerics: PerSpec[Numerics] = EXACT
     failure: PerSpec[Failure | None] = None
-    """Scripted: `stage` says where it strikes (build, compile, numerics, warm-up; measure, epoch, load, profile)."""
+    """This failure is scripted: `stage` says where it strikes (build, compile, numerics, warm-up; measure, epoch, load, profile)."""
     fails_after_blocks: int = 0
-    """How many blocks succeed before a failure scripted for `measure` strikes."""
+    """This many blocks are measured before a failure scripted for `measure` strikes."""
     issue_share: PerSpec[float] = 0.3
-    """Host time to issue a step over the time of the step; near 1 the run is host-bound."""
+    """This is the host's time to issue a step over the time of the step; near 1 the run is host-bound."""
     sync_s: float = 0.0
-    """What a latency step pays on top, for synchronising."""
+    """A latency step takes this much longer, because it synchronises."""
     step_synchronises: bool | None = False
     steady: bool = True
     device_kind: Literal["cuda", "rocm", "cpu"] = "cuda"
-    """What `auto` means here."""
+    """The device `auto` means this kind here."""
     throttle: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     power_w: PerSpec[float] | None = None
     default_batch: int = 32
     models: Collection[str] = ()
-    """Names `AskModels` tells; any other name is accepted as well."""
+    """`AskModels` tells these names; any other name is accepted as well."""
     unknown_models: Collection[str] = ()
     unknown_switches: Collection[str] = ()
     work: PerSpec[WorkCount | None] = None
-    """What counting a spec would find; None: nothing could be counted."""
+    """Counting a spec finds this; None means that nothing could be counted."""
     ceilings: Ceilings | None = None
     choices: Collection[SwitchChoice] = ()
-    """What `AskSwitches` tells a tuner, whatever the model."""
+    """`AskSwitches` tells a tuner these choices, whatever the model is."""
     facts: Facts | None = None
-    """What it tells of a few watched steps; None: they did not fit into memory."""
+    """It tells this of a few watched steps; None means that they did not fit into memory."""
     metric: PerSpec[float] = 1.0
-    """What a check of the user's says."""
+    """A check of the user's returns this value."""
     metric_failure: PerSpec[Failure | None] = None
-    """What it raises instead."""
+    """The check raises this instead, unless it is None."""
     load_s: PerSpec[float] = 0.0
-    """Seconds in which one worker of a loader makes a batch."""
+    """One worker of a loader takes this many seconds to make a batch."""
     cores: int | None = None
     accuracy: PerSpec[float] = 0.9
-    """What a training comes near to."""
+    """The accuracy of a training comes near to this."""
     fails_after_epochs: int = 0
-    """How many epochs succeed before a failure scripted for `epoch` strikes."""
+    """This many epochs are trained before a failure scripted for `epoch` strikes."""
     seed: int = 0
 
 
 def look_up(table: PerSpec[T], spec: RunSpec) -> T:
-    """What a landscape says about one spec."""
+    """Returns what a landscape says about one spec."""
     if isinstance(table, Mapping):
         recipe, model = str(spec.recipe), spec.workload.model
         for key in (f"{model} {recipe}", recipe, model, "*"):
@@ -149,7 +149,7 @@ def look_up(table: PerSpec[T], spec: RunSpec) -> T:
 TRAIN_SAMPLES, VAL_SAMPLES, CLASSES = 10_240, 2_048, 10
 PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
 VALIDATION = 0.25
-"""Time of a validation step over that of a training step."""
+"""A validation step takes this share of the time of a training step."""
 
 
 def data_of(spec: RunSpec, truth: Landscape) -> DataInfo:
@@ -175,7 +175,7 @@ def data_of(spec: RunSpec, truth: Landscape) -> DataInfo:
 
 
 def epoch_of(spec: RunSpec, truth: Landscape, number: int, step_s: float, memory: Memory) -> tuple[Epoch, Block]:
-    """Without noise: what is tested is what is made of it."""
+    """Returns an epoch without noise, because tests look at what is made of it."""
     assert spec.train is not None
     info, settings = data_of(spec, truth), spec.train
     batch = spec.workload.batch or truth.default_batch
@@ -235,7 +235,7 @@ def fed_of(
 
 
 def waiting_s(spec: RunSpec, truth: Landscape, step_s: float, workers: int, *, prefetch: bool) -> float:
-    """What a step waits for its batch: nothing where loading fits beside the step before."""
+    """Returns how long a step waits for its batch, which is no time if loading fits beside the step before."""
     loading_s = look_up(truth.load_s, spec) / max(1, workers)
     return loading_s if not workers and not prefetch else max(0.0, loading_s - step_s)
 
@@ -256,7 +256,7 @@ def generation_info_of(spec: RunSpec, truth: Landscape) -> GenerationInfo | None
 
 
 def generation_parts_of(spec: RunSpec, truth: Landscape, times: NDArray[np.float64]) -> dict[str, Any]:
-    """For a block: the prefill has its share of each generation, the tokens after the first share the rest."""
+    """Returns fields of a block: the prefill has its share of each generation, and the tokens after the first share the rest."""
     if spec.workload.task != "generate":
         return {}
     step_s = look_up(truth.step_s, spec)
@@ -316,7 +316,7 @@ def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
 
 
 def capabilities_of(switch: str, truth: Landscape) -> Capabilities:
-    """As the landscape's choices tell it, those of the plain switch for one with options of its own."""
+    """Returns what the landscape's choices say of a switch; one with options of its own has the capabilities of the plain switch."""
     told = {choice.switch: choice.capabilities for choice in truth.choices}
     return told.get(switch) or told.get(switch.partition(":")[0]) or Capabilities()
 
