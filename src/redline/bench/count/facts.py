@@ -49,7 +49,7 @@ WATCHING_FACTOR = 20.0
 MOST_LOOKS, LOOKING_S = 6, 1.0
 """A model that reads values on the host is looked at this often and this long at most, each time on other inputs."""
 DOUBLE = (torch.float64, torch.complex128)
-"""Operators that read numbers of 64 bits are noted, because accelerators compute them far more slowly."""
+"""The share of operators that read such numbers is noted, because shorter formats lose most of their digits."""
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Each backend of attention is tried in these formats, because which of them it can do depends on the format."""
 READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
