@@ -1,4 +1,4 @@
-"""Facts about a watched process: its device, models, loaders, optimizers and flags, and how it uses them.
+"""This module collects facts about a watched process: its device, models, loaders, optimizers and flags, and how it uses them.
 
 They are looked at seldom: after the first step and the tenth, then once per second.
 """
@@ -22,27 +22,27 @@ from .spool import Spool
 
 OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
-"""So many places in the script that make the host wait are told apart."""
+"""At most this many places in the script that make the host wait are told apart."""
 MOST_LOOKS = 400
-"""So many looks at the memory are kept: enough to tell steady growth in a run of any length."""
+"""At most this many readings of the memory are kept, which is enough to tell steady growth in a run of any length."""
 CALLS = 50
-"""Operators that are called to find out what calling one takes."""
+"""We call this many operators to find out how long calling one takes."""
 
 
 class Facts:
-    """Remembers what was seen so far; `describe` and `pulse` write it down."""
+    """It remembers what was seen so far. `describe` and `pulse` write it down."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._device = torch.device("cpu")
         self._made: list[weakref.ref[Any]] = []
-        """The optimizers, by their numbers."""
+        """These are the optimizers that were made. The index of one is its number."""
         self._numbers: dict[int, int] = {}
-        """The numbers of optimizers by their ids. One that is made at the place of another that is gone gets a new number."""
+        """It maps the id of an optimizer to its number. An optimizer that is made at the address of one that is gone gets a new number."""
         self._since: tuple[int, int] | None = None
-        """The step of the first pulse, and how many operators had been called."""
+        """This is the step of the first pulse, and how many operators had been called by then."""
         self.optimizers: dict[int, dict[str, Any]] = {}
-        """Those that have taken a step, by their numbers."""
+        """These are the optimizers that have taken a step, by their numbers."""
         self._loaders: dict[int, dict[str, Any]] = {}
         self._waits: dict[tuple[str, str], dict[str, Any]] = {}
         self._copies = {"asked": 0, "pageable": 0, "blocking": 0}
@@ -50,17 +50,17 @@ class Facts:
         self._inputs: list[str] = []
         self._zero_grads: dict[str, float] = {"count": 0, "kept": 0, "seconds": 0.0}
         self.scales = False
-        """GradScaler steps the optimizer and is enabled."""
+        """It is true if GradScaler steps the optimizer and is enabled."""
         self._held: list[tuple[float, int]] = []
-        """When something was looked at, and how many bytes the GPU's allocator held then."""
+        """Each entry says when something was looked at, and how many bytes the GPU's allocator held then."""
         self.replays = 0
-        """How often graphs were replayed that were recorded by the script."""
+        """It counts how often graphs were replayed that the script recorded."""
 
     @property
     def is_on_gpu(self) -> bool:
         return self._device.type == "cuda"
 
-    # What happens in the script
+    # The next methods record what happens in the script.
 
     def saw_loader(self, loader: Any) -> None:
         known = self._loaders.setdefault(id(loader), {"iterators": 0, "batches": planned_batches(loader)})
@@ -72,7 +72,7 @@ class Facts:
         self._made.append(weakref.ref(optimizer))
 
     def number_of(self, optimizer: Any) -> float:
-        """The number of an optimizer that takes a step; with the first one it is described."""
+        """Returns the number of an optimizer that takes a step. Its first step also describes it."""
         if id(optimizer) not in self._numbers:
             self.made_optimizer(optimizer)
         number = self._numbers[id(optimizer)]
@@ -87,7 +87,7 @@ class Facts:
         return float(number)
 
     def trained(self, *, has_stepped: bool) -> set[int]:
-        """The ids of the weights of every optimizer, or of those that have taken a step."""
+        """Returns the ids of the weights of every optimizer, or only of those optimizers that have taken a step."""
         alive = (made() for number, made in enumerate(self._made) if number in self.optimizers or not has_stepped)
         return {
             id(weight) for one in alive if one is not None for group in one.param_groups for weight in group["params"]
@@ -109,7 +109,7 @@ class Facts:
             self._copies["blocking"] += not asks_not_to_wait
 
     def saw_zero_grad(self, seconds: float, *, keeps: bool) -> None:
-        """`keeps`: the call wrote zeros over the gradients instead of freeing them."""
+        """`keeps` is true if the call wrote zeros over the gradients instead of freeing them."""
         self._zero_grads["count"] += 1
         self._zero_grads["kept"] += keeps
         self._zero_grads["seconds"] += seconds if keeps else 0.0
@@ -122,17 +122,19 @@ class Facts:
             known["count"] += 1
             known["seconds"] += seconds
 
-    # What is written down
+    # The next methods write the facts down.
 
     def describe(self, models: list[Any], *, is_called: bool, measures: bool) -> None:
-        """`is_called`: the models were heard in the last step; else they may run inside a compiled function.
+        """Writes down the models, the device and the flags.
 
-        `measures`: also what calling an operator costs.
+        `is_called` is true if the models were heard in the last step. If it is false they may run inside a compiled
+        function. `measures` asks also for what calling an operator costs.
         """
         weight = next((one for root in models for one in weights_of(root)), None)
         if weight is not None:
             self._device = weight.device
-        elif torch.cuda.is_initialized():  # no module of torch's owns what is computed with
+        # If the script computes without modules of torch, its current GPU is the device.
+        elif torch.cuda.is_initialized():
             self._device = torch.device("cuda", torch.cuda.current_device())
         rank, world_size = _rank()
         self._spool.fact(
@@ -150,11 +152,12 @@ class Facts:
         )
 
     def pulse(self, step: int) -> None:
-        ask = getattr(torch.autograd, "_get_sequence_nr", None)  # autograd numbers the operators that a thread calls
+        # autograd numbers the operators that a thread calls, so the number tells how many were called.
+        ask = getattr(torch.autograd, "_get_sequence_nr", None)
         calls = int(ask()) if ask is not None else 0
         self._since = first, calls_before = self._since or (step, calls)
         self._held.append((time.time(), torch.cuda.memory_allocated(self._device) if self.is_on_gpu else 0))
-        if len(self._held) > MOST_LOOKS:  # a long run keeps every second look
+        if len(self._held) > MOST_LOOKS:  # a long run keeps every second reading
             self._held = self._held[::2]
         self._spool.fact(
             "usage",
@@ -174,7 +177,7 @@ class Facts:
 
 
 def _call_s() -> float:
-    """Returns the seconds that calling an operator on one number takes here, with its part of the backward pass."""
+    """Returns the seconds that calling an operator on one number takes here, including its part of the backward pass."""
     weight = torch.ones(1, requires_grad=True)
     taken = []
     with torch.enable_grad():
@@ -190,7 +193,7 @@ def _call_s() -> float:
 
 
 class CudaClock:
-    """Sets marks on the current stream. A mark is used again when it has been read."""
+    """It sets marks on the current stream. A mark is used again when it has been read."""
 
     def __init__(self) -> None:
         self._spare: list[Any] = []
@@ -205,7 +208,8 @@ class CudaClock:
 
 
 def _rank() -> tuple[int, int]:
-    """Number and count of the ranks: of the process group, which need not come from a launcher's variables."""
+    """Returns the number of this rank and the count of ranks. The process group is asked, because it need not come from a
+    launcher's variables."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -249,7 +253,8 @@ def _flags() -> dict[str, Any]:
     flags: dict[str, Any] = {"matmul_precision": torch.get_float32_matmul_precision(), "cudnn_tf32": None}
     try:
         flags["cudnn_tf32"] = bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # the script uses torch's newer names for the same flags, and the two must not be mixed
+    # The script uses torch's newer names for the same flags, and the two must not be mixed.
+    except RuntimeError:
         return flags
     return flags
 

@@ -1,8 +1,8 @@
-"""Hooks that listen to a watched process: to its DataLoaders, models, autograd, optimizers, copies, checkpoints and recorded graphs.
+"""These hooks listen to a watched process: to its DataLoaders, models, autograd, optimizers, copies, checkpoints and recorded graphs.
 
-Nothing of the user's is changed in a way that a checkpoint, `torch.jit` or `torch.compile` would see: methods of classes are
-wrapped, no hook is registered on a module, and under the compiler every wrapper is the function it wraps. If one of our own lines
-fails, watching ends, the reason is written down, and the script goes on.
+Nothing of the user's is changed in a way that a checkpoint, `torch.jit` or `torch.compile` would see: methods of classes
+are wrapped, no hook is registered on a module, and under the compiler every wrapper is the function it wraps. If one of our
+own lines fails, watching ends, the reason is written down, and the script goes on.
 """
 
 from __future__ import annotations
@@ -46,51 +46,52 @@ from .spool import (
 from .windows import AFTER, Window
 
 is_compiling = torch.compiler.is_dynamo_compiling
-"""While the compiler follows the script's code, every wrapper is the function it wraps."""
+"""While the compiler follows the script's code, every wrapper behaves exactly like the function it wraps."""
 is_grad_enabled = torch.is_grad_enabled
 
 DESCRIBED_AFTER = (1, 10)
-"""Steps after which models, device and flags are looked at: by then what is used has been used."""
+"""After these steps we look at models, device and flags, because by then everything in use has been used once."""
 EARLY_PULSES = (2, 10, 18)
-"""A script of a few steps is described too."""
+"""We write a pulse after these steps too, so that a script of a few steps is also described."""
 WAITS_FROM, WAITS_TO = 6, 16
-"""Steps in which what makes the host wait for the device is listened to."""
+"""Between these steps we listen to calls that make the host wait for the device."""
 WAITING_METHODS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__")
 SAVERS = (
-    ("safetensors.torch", "_flatten"),  # with the next one: `save_file` itself is called by whatever name a script has for it
+    ("safetensors.torch", "_flatten"),  # this goes with the next one: scripts import `save_file` itself under any name
     ("safetensors.torch", "serialize_file"),
     ("transformers.modeling_utils", "PreTrainedModel.save_pretrained"),
     ("transformers.trainer", "Trainer._save_checkpoint"),
     ("accelerate.accelerator", "Accelerator.save_state"),
     ("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint"),
 )  # fmt: skip
-"""Functions of libraries that save, besides `torch.save`."""
+"""These functions of libraries save checkpoints. `torch.save` is wrapped apart from them."""
 COPIES_ASKED = 64
-"""Asking the driver whether memory is pinned takes a few microseconds: in the first steps, then in one of so many."""
+"""Asking the driver whether memory is pinned takes a few microseconds. So we ask in this many first steps, then in one step of as many."""
 
 Around = Callable[[Any], Callable[..., Any]]
 
 
 class Watch:
-    """Everything that is in place in this process; `remove` takes it out again."""
+    """It holds everything that is in place in this process. `remove` takes it out again."""
 
     def __init__(self, folder: str, *, profiles: bool = False) -> None:
         self._folder, self._profiles = folder, profiles
         self._undo: dict[tuple[int, str], Callable[[], None]] = {}
-        """How to take out what was put in, by the id of its owner and its name."""
+        """It maps the owner's id and the name of each function that was replaced to a call that restores it."""
         self._models, self._fed, self._batches = Models(), Fed(), NextBatch()
         self._forwards = 0
-        """Calls of models that were heard in this step."""
+        """It counts the calls of models that were heard in this step."""
         self._found_at = 0
-        """The step in which models were looked for last."""
+        """This is the step in which we last looked for models."""
         self._has_loader = self._has_gradients = False
         self._is_scaled = False
-        """True while GradScaler steps the optimizer, or leaves it out: its call counts as the optimizer's."""
+        """It is true while GradScaler steps the optimizer, or skips the step. That call counts as the optimizer's step."""
         self.log: Recorder | None = None
         self._start()
 
     def _start(self) -> None:
-        """Also in a forked child, which may be a loader's worker or may train itself: no file until it does."""
+        """Starts listening. A forked child starts too, because it may be a loader's worker or may train itself. It
+        writes no file until it trains."""
         self.log = Recorder(Spool(self._folder), self._after_step)
         self.facts = Facts(self.log.spool)
         self._window = Window(self.log) if self._profiles else None
@@ -128,14 +129,14 @@ class Watch:
             os.register_at_fork(after_in_child=lambda: self._start() if self.log is not None else None)
 
     def _wrap(self, owner: Any, name: str, around: Around) -> None:
-        """Replace a function by what `around` makes of it, once."""
+        """Replaces a function by what `around` makes of it, once."""
         if (id(owner), name) not in self._undo:
             original, own = getattr(owner, name), vars(owner).get(name)
             setattr(owner, name, functools.wraps(original)(around(original)))
             self._undo[id(owner), name] = lambda: delattr(owner, name) if own is None else setattr(owner, name, own)
 
     def _close(self) -> None:
-        """Write what is still to be told. A program that ends while torch's profiler runs ends with a segmentation fault."""
+        """Writes what has not been written yet. A program that ends while torch's profiler runs would end with a segmentation fault."""
         if self._window is not None:
             self.attempt(self._window.close)
         if self.log is not None and self.log.spool.rows:
@@ -150,13 +151,14 @@ class Watch:
             self._undo.popitem()[1]()
 
     def failed(self, error: BaseException) -> None:
-        """Our mistake, not the script's: write it down and stop listening."""
+        """Writes down that one of our own lines failed, which is not the script's fault, and stops listening."""
         log, self.log = self.log, None
         if log is not None:
             try:
                 log.spool.fact("broken", error=repr(error))
             except OSError:
-                return  # a full disk, which the script will notice by itself
+                # The disk is full, which the script will notice by itself.
+                return
 
     def attempt(self, call: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -164,12 +166,13 @@ class Watch:
         except Exception as error:
             self.failed(error)
 
-    # What most wrappers share
+    # Most wrappers share the next methods.
 
     def _heard(self, *, is_always: bool = False) -> Recorder | None:
-        """The recorder, if this call is to be written down: not within another one, and where the step is heard in full.
+        """Returns the recorder if this call is to be written down, else None. A call within another one is not, and unless
+        `is_always` is set, none in a step that is not heard in full.
 
-        While a graph is recorded nothing is computed.
+        Nothing is computed while a graph is recorded, so nothing is written down then.
         """
         log = self.log
         if is_compiling() or log is None or log.inside == get_ident() or not log.hears():
@@ -182,7 +185,7 @@ class Watch:
         return None
 
     def _timed(self, kind: float, original: Callable[..., Any], *, is_always: bool = True) -> Callable[..., Any]:
-        """A call that is written down from its begin to its end."""
+        """Returns a wrapper that writes a call down from its beginning to its end."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             log = self._heard(is_always=is_always)
@@ -205,7 +208,7 @@ class Watch:
 
         return wrapper
 
-    # Where batches come from, and how they reach the device
+    # The next wrappers hear where batches come from, and how they reach the device.
 
     def _new_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(loader: Any) -> Any:
@@ -226,9 +229,11 @@ class Watch:
             log = self._heard(is_always=True)
             if log is None:
                 return original(iterator)
-            if self._has_loader and not log.knows_end:  # without an optimizer the next batch begins the next step
+            # Without an optimizer the next batch begins the next step.
+            if self._has_loader and not log.knows_end:
                 self.attempt(log.step_ended)
-            with Span(self, log, DATA, float(id(iterator))) as span:  # transforms may be modules, and are no models
+            # The span keeps transforms out of sight. They may be modules, but they are not models.
+            with Span(self, log, DATA, float(id(iterator))) as span:
                 span.value = -1.0
                 batch = original(iterator)
                 span.at, span.value = perf_counter(), 0.0
@@ -246,13 +251,14 @@ class Watch:
                 return original(tensor, *args, **kwargs)
             with Span(self, log, COPY):
                 moved = original(tensor, *args, **kwargs)
-            if log.steps and (log.steps < COPIES_ASKED or log.steps % COPIES_ASKED == 0):  # at first the model moves
+            # Before the first step ends the model may still be moved to the device, which is not a copy of a batch.
+            if log.steps and (log.steps < COPIES_ASKED or log.steps % COPIES_ASKED == 0):
                 self.attempt(self.facts.saw_copy, tensor, moved, args, kwargs)
             return moved
 
         return wrapper
 
-    # The model's passes
+    # The next wrappers hear the model's passes.
 
     def _new_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,17 +269,19 @@ class Watch:
         return wrapper
 
     def _registered(self, holder: Any, name: str, part: Any) -> None:
-        """A model was put into another module, as DDP and `torch.compile` do: that one is called instead."""
+        """Follows a model that is put into another module, as DDP and `torch.compile` do, because that module is called instead."""
         if id(part) in self._models.trained and not is_compiling():
             self._models.trained.add(id(holder))
             self.attempt(self._wrap, type(holder), "__call__", self._forward)
 
     def _find_models(self) -> None:
-        """Those that optimizers train, or without an optimizer those that got gradients, and models that run beside them."""
+        """Finds and wraps the models that optimizers train, or without an optimizer those that got gradients, and the
+        models that run beside them."""
         weights = self.facts.trained(has_stepped=False) or self._models.with_gradients()
         for model in self._models.find(weights) if weights else ():
             self._wrap(type(model), "__call__", self._forward)
-        if self.log is not None:  # a model that nobody calls is looked into in the next steps
+        # A model that nobody calls is looked into in the next steps.
+        if self.log is not None:
             self._found_at = self.log.steps
             self.log.looks_until = max(self.log.looks_until, self.log.steps + 2 * MOST_LEVELS)
 
@@ -314,7 +322,7 @@ class Watch:
         return wrapper
 
     def _ask(self, log: Recorder, module: Any, args: Any, kwargs: Any) -> Any:
-        """In some of the first steps the call itself tells which dimension is the batch."""
+        """Lets the call itself tell, in some of the first steps, which dimension is the batch."""
         self.facts.saw_forward(args, kwargs)
         return self._fed.ask(module, args, kwargs)
 
@@ -328,13 +336,15 @@ class Watch:
                 return original(tensors, *args, **kwargs)
             log.trains()
             if self._has_gradients and not (log.knows_end or log.optimizers or self._has_loader):
-                self.attempt(log.step_ended)  # nothing else tells where a step ends
+                # Nothing else tells where a step ends.
+                self.attempt(log.step_ended)
             handle = self.attempt(self._mark_own_end, log, tensors) if torch.distributed.is_initialized() else None
             with Span(self, log, BACKWARD):
                 result = original(tensors, *args, **kwargs)
             if handle is not None:
                 handle.remove()
-            if not self._has_gradients and not self._models.trained:  # no optimizer was made
+            # If no optimizer was made, the gradients tell which models are trained.
+            if not self._has_gradients and not self._models.trained:
                 self.attempt(self._find_models)
             self._has_gradients = True
             return result
@@ -342,9 +352,10 @@ class Watch:
         return wrapper
 
     def _mark_own_end(self, log: Recorder, losses: Any) -> Any:
-        """Writes down where this rank has computed its gradients: DDP then waits for those of the others.
+        """Writes down when this rank has computed its gradients. After that DDP waits for those of the other ranks.
 
-        DDP asks the engine to call it after the backward pass as well, but later than this: it asks when the last gradient is there.
+        DDP asks the engine to call it after the backward pass as well, but later than this, because it asks when the last
+        gradient is there.
         """
         loss = next(tensors_in(losses), None)
         if loss is None or not loss.requires_grad:
@@ -352,7 +363,7 @@ class Watch:
         engine: Any = torch.autograd.Variable._execution_engine
         return loss.register_hook(lambda _: engine.queue_callback(lambda: self.attempt(log.put, WAITING)))
 
-    # The end of a step
+    # The next methods hear the end of a step.
 
     def _new_optimizer(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -363,7 +374,8 @@ class Watch:
         return wrapper
 
     def find_existing(self) -> None:
-        """Models and optimizers that were made before this: asking the collector takes long, so before the loop begins."""
+        """Finds models and optimizers that were made before watching began. Asking the collector takes long, so this runs
+        before the loop begins."""
         for module in live_objects(torch.nn.Module):
             self._models.add(module)
         for optimizer in live_objects(optimizers.Optimizer):
@@ -394,7 +406,7 @@ class Watch:
             self.attempt(log.step_ended, number)
 
     def _scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A step that GradScaler leaves out, because gradients overflowed, is a step of the loop all the same."""
+        """Hears a step of GradScaler. A step that it skips because gradients overflowed is still a step of the loop."""
 
         def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._before_optimizer(optimizer, (), {})
@@ -409,7 +421,7 @@ class Watch:
         return wrapper
 
     def manual_step(self, samples: float | None) -> None:
-        """A step that the program counts itself. With an optimizer of torch as well, that one counts the steps."""
+        """Records a step that the program counts itself. If there is an optimizer of torch as well, the optimizer counts the steps."""
         log = self._heard(is_always=True)
         if log is not None and not self.facts.optimizers:
             log.trains()
@@ -421,7 +433,7 @@ class Watch:
         self.attempt(log.step_ended)
 
     def _replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A graph that the script recorded is replayed: nothing of the step in it is heard, so that this is the step."""
+        """Hears the replay of a graph that the script recorded. Nothing inside the graph is heard, so one replay counts as one step."""
 
         def wrapper(graph: Any) -> Any:
             log = self._heard(is_always=True)
@@ -435,7 +447,7 @@ class Watch:
 
         return wrapper
 
-    # After each of the first steps, and then once per second
+    # The next method runs after each of the first steps, and then once per second.
 
     def _after_step(self) -> None:
         log, facts = self.log, self.facts
@@ -459,14 +471,14 @@ class Watch:
                 self._wrap(owner, name, self._wait)
         elif log.steps == WAITS_TO:
             self._stop_waits()
-        # What is read before the training begins is not to be profiled.
+        # Batches that are read before the training begins are not profiled.
         if self._window is not None and (log.thread is not None or "torch._dynamo" in sys.modules):
             self._window.after_step()
         if log.steps > log.looks_until or log.steps in EARLY_PULSES:
             facts.pulse(log.steps)
 
     def _hear_savers(self) -> None:
-        """Libraries that save in their own way exist only where a script has imported them."""
+        """Wraps functions of libraries that save in their own way. They exist only where a script has imported them."""
         for module, path in SAVERS:
             *owners, name = path.split(".")
             owner: Any = sys.modules.get(module)
@@ -483,7 +495,8 @@ class Watch:
             self._undo.pop((id(owner), name), lambda: None)()
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes the host wait for the device, and from which line; not where GradScaler looks at gradients."""
+        """Hears calls that make the host wait for the device, and the line they come from. GradScaler's own look at
+        gradients is left out."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or (args and isinstance(args[0], torch.Tensor) and not args[0].is_cuda):
@@ -498,9 +511,9 @@ class Watch:
 
 
 class Span:
-    """Writes down a call of the script's from its beginning to its end. Calls within it belong to it and are not heard.
+    """It writes down a call of the script's from its beginning to its end. Calls within it belong to it and are not heard.
 
-    The key and the value may be set before its end, and so may the time of it. An error of the script's goes on its way.
+    The key and the value may be set before its end, and so may the time of it. An error of the script's passes through.
     """
 
     __slots__ = ("_kind", "_log", "_watch", "_within", "at", "key", "value")
@@ -517,28 +530,29 @@ class Span:
 
     def __exit__(self, *_: object) -> None:
         log = self._log
-        if log.hears():  # else another thread has begun to train meanwhile: this one loads ahead for it
+        # If this is false, another thread has begun to train meanwhile, and this one loads ahead for it.
+        if log.hears():
             log.inside = self._within
             self._watch.attempt(log.put, self._kind + 1, self.key, self.value, self.at)
 
 
 class NextBatch:
-    """Finds out whether a script without a loader makes its next batch between a forward pass and the backward pass.
+    """It finds out whether a script without a loader makes its next batch between a forward pass and the backward pass.
 
-    Of the functions that are called there by whoever called the model, the one that returned what the model is fed next has made
-    the next batch. A batch that is made without a function of its own is not told from the loss.
+    Of the functions that are called there by whoever called the model, the one that returned what the model is fed next has
+    made the next batch. A batch that is made without a function of its own cannot be told apart from the loss.
     """
 
     def __init__(self) -> None:
         self._callers: set[int] = set()
-        """The ids of the frames that called the model."""
+        """These are the ids of the frames that called the model."""
         self._has_followed = False
-        """A backward pass has come since the last forward pass."""
+        """It is true if a backward pass has come since the last forward pass."""
         self._made: list[tuple[float, set[int]]] = []
-        """How long each call took, and the ids of the tensors that it returned."""
+        """Each entry says how long a call took, and which ids the tensors have that it returned."""
 
     def listen(self, frame: Any) -> None:
-        """To be called after a forward pass: nothing is listened to if no backward pass followed the last one."""
+        """Call this after a forward pass. Nothing is listened to if no backward pass followed the last one."""
         follows, self._has_followed = self._has_followed, False
         if follows and sys.gettrace() is None:
             while frame is not None:
@@ -566,14 +580,14 @@ class NextBatch:
         return leave
 
     def fetched_s(self, args: Any, kwargs: Any) -> float:
-        """Seconds that making these inputs took."""
+        """Returns the seconds that making these inputs took."""
         made, self._made = self._made, []
         inputs = {id(one) for one in tensors_in((args, kwargs))} if made else set()
         return sum(seconds for seconds, tensors in made if tensors & inputs)
 
 
 def _is_traced() -> bool:
-    """True if the compiler or `make_fx` asks for gradients: it only writes down what is computed later."""
+    """Returns True if the compiler or `make_fx` asks for gradients. They only write down what is computed later."""
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return TracingContext.try_get() is not None or (tracing is not None and tracing.get_proxy_mode() is not None)
 
@@ -582,14 +596,14 @@ _installed: Watch | None = None
 
 
 def installed() -> Watch | None:
-    """Returns what watches this process, if anything does."""
+    """Returns the object that watches this process, if there is one."""
     return _installed
 
 
 def install(folder: str, *, profiles: bool | None = None, in_program: bool = False) -> Watch:
-    """Watch this process. A second call, as by a library's callback in a script that is watched already, changes nothing.
+    """Starts watching this process. A second call, as by a library's callback in a script that is watched already, changes nothing.
 
-    `in_program`: it has run for a while and may have made its model.
+    `in_program` means that the program has run for a while and may have made its model.
     """
     global _installed
     if _installed is None or _installed.log is None:

@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 MOST_LEVELS = 4
-"""A model whose parts are called one by one, as Lightning does, is looked into so deep."""
+"""A model whose parts are called one by one, as Lightning does, is looked into to this depth at most."""
 FEWEST_TO_PRUNE = 4096
 
 
 class Models:
-    """Hears of every module that is made, and holds none that the script lets go."""
+    """It hears of every module that is made, and keeps none alive that the script lets go."""
 
     def __init__(self) -> None:
         self._made: list[weakref.ref[Any]] = []
         self._prune_at = FEWEST_TO_PRUNE
         self._known: list[weakref.ref[Any]] = []
         self._level = 0
-        """The models' parts of this depth are called by themselves."""
+        """The models' parts at this depth are called by themselves."""
         self.trained: set[int] = set()
-        """The ids of the models that are trained. Those that run beside them, as a teacher or a backbone, only take time."""
+        """These are the ids of the models that are trained. Models that run beside them, as a teacher or a backbone, only take time."""
 
     def add(self, module: Any) -> None:
         if len(self._made) >= self._prune_at:
@@ -38,7 +38,7 @@ class Models:
         return {id(weight) for one in self._live().values() for weight in weights_of(one) if weight.grad is not None}
 
     def find(self, weights: set[int]) -> list[Any]:
-        """Returns the outermost modules, those that own one of these weights first; `weights` are ids of what is trained."""
+        """Returns the outermost modules. Those that own one of these weights come first. `weights` are ids of what is trained."""
         made = self._live()
         inner = {id(child) for one in made.values() for child in vars(one)["_modules"].values()}
         owners = {key for key, one in made.items() if any(id(weight) in weights for weight in weights_of(one))}
@@ -55,7 +55,8 @@ class Models:
         return [*roots, *beside]
 
     def look_deeper(self) -> bool:
-        """Nobody calls the models that are known, so it is their parts that are called. Returns whether there is more to look into."""
+        """Goes one level deeper: nobody calls the models that are known, so their parts must be called. Returns whether
+        there is more to look into."""
         self._level += 1
         return self._level <= MOST_LEVELS
 
@@ -65,7 +66,7 @@ class Models:
 
 
 def live_objects(base: type) -> list[Any]:
-    """Asks the garbage collector for every instance of the class and of those derived from it."""
+    """Returns every instance of the class, and of classes derived from it, that the garbage collector knows."""
     return [one for one in gc.get_objects() if issubclass(type(one), base)]
 
 

@@ -1,4 +1,5 @@
-"""Writes down what the hooks hear: one step of k in full, of the others only batches, ends and what is unusual.
+"""This module writes down what the hooks hear. One step in k is heard in full. Of the others it writes only
+batches, ends and unusual events.
 
 The recorder decides nothing about steps and phases: `analyze/watch.py` makes both of the rows, when all of them are known.
 """
@@ -14,54 +15,58 @@ from typing import Any
 from .spool import CLOSED, DEVICE, PAUSE, RESTART, Spool
 
 EARLY_STEPS = 20
-"""The first steps are all heard in full: a script of a few steps is described too."""
+"""The first steps are all heard in full, because a script of only a few steps is described too."""
 HEARD_S, MARKED_S = 25e-6, 150e-6
-"""Seconds of the training thread for hearing a step in full, as `benchmarks/watch_cost.py` measures them, and with marks on a GPU."""
+"""Hearing a step in full costs the training thread this many seconds, without and with marks on a GPU.
+`benchmarks/watch_cost.py` measures both."""
 MOST_SHARE = 0.005
 """Hearing steps in full may take this share of the training's time."""
 EVERY = (1, 3, 5, 7, 13, 31, 101, 307)
-"""One step of so many is heard in full. Odd numbers and primes, so that optimizers that take turns, and what a script does
-every tenth step, are met as often as they happen."""
+"""One step in so many is heard in full: the first of these numbers that keeps within `MOST_SHARE`. They are odd, and all but 1
+are prime, so that optimizers that take turns, and what a script does every tenth step, are met as often as they happen."""
 LOOK_S = 1.0
-"""Facts that cost more than a few microseconds are looked at this often."""
+"""We look at facts that cost more than a few microseconds once in this many seconds."""
 OWN_LOOK_S = 0.05
-"""A look that takes longer, as the first one at a large model, is no time of the script's."""
+"""A look that takes longer than this, as the first one at a large model does, is not counted as the script's time."""
 
 
 class Recorder:
-    """Writes rows for the thread that trains, and knows where in its step the program is."""
+    """It writes rows for the thread that trains, and knows where in its step the program is."""
 
     def __init__(self, spool: Spool, on_step: Callable[[], None] = lambda: None) -> None:
         self.spool = spool
         self._on_step = on_step
-        """Looks at the program after each of the first steps, each that is profiled, and once per `LOOK_S`."""
+        """It is called after each of the first steps, after each that is profiled, and once per `LOOK_S`, to look at the program."""
         self.thread: threading.Thread | None = None
-        """The thread that trains; None until a backward pass or an optimizer shows it. Until then every thread is heard."""
+        """This is the thread that trains. It is None until a backward pass or an optimizer shows it, and until then every
+        thread is heard."""
         self._first: int | None = None
-        """The thread that was heard first."""
+        """This is the thread that was heard first."""
         self.inside: int | None = None
-        """The thread that is within a call that is written down: what it calls there belongs to that."""
+        """This is the thread that is within a call that is written down. What it calls there belongs to that call."""
         self.steps = 0
         self.is_full = self.is_whole = True
-        """Everything is written down of the rest of this step, and of the whole of it."""
+        """`is_full` says that the rest of this step is written down, `is_whole` that all of the step is."""
         self.knows_end = False
-        """An optimizer ends the steps, or the program itself does. Else every row is needed to tell where a step ends."""
+        """It is true if an optimizer ends the steps, or the program itself does. Otherwise every row is needed to tell
+        where a step ends."""
         self.optimizers = 0
-        """Steps of optimizers that are going on, one within the other."""
+        """It counts the steps of optimizers that are going on, one within the other."""
         self.is_profiled = False
         self.on_row: Callable[[float], None] | None = None
-        """Hears every kind of row, while a profile is captured."""
+        """While a profile is captured, this is called with every kind of row."""
         self.looks_until = EARLY_STEPS
         self.device: DeviceMarks | None = None
         self._heard = 0
-        """A hash of what was heard in this step, times apart."""
+        """This is a hash of what was heard in this step. Times are left out."""
         self._usual: dict[float, int] = {}
-        """That hash of the last full step, by what ended the step: only steps that repeat need not be heard in full."""
+        """It maps what ended a step to the hash of the last full step of that kind, because a step that repeats need not be
+        heard in full."""
         self._next_look, self._ended = 0.0, perf_counter()
         self._next_full = 0
 
     def hears(self) -> bool:
-        """True if this thread is the one that trains. When that one has ended, another may go on."""
+        """Returns True if this thread is the one that trains. When that one has ended, another may take over."""
         thread = get_ident()
         if self.thread is None:
             self._first = self._first or thread
@@ -72,10 +77,10 @@ class Recorder:
         return True
 
     def trains(self) -> None:
-        """This thread trains: what others did before, such as loading ahead, is no time of its steps."""
+        """Marks this thread as the one that trains. What others did before, such as loading ahead, does not count for its steps."""
         before, self.thread = self.thread, threading.current_thread()
         if before is None:
-            self.steps = 0  # batches that were only read were no steps
+            self.steps = 0  # batches that were only read do not count as steps
         if self.thread.ident != (self._first if before is None else before.ident):
             self.inside, self.optimizers = None, 0
             self.put(RESTART)
@@ -90,7 +95,7 @@ class Recorder:
             self.on_row(kind)
 
     def step_ended(self, caller: float = -1.0) -> None:
-        """To be called after the row that ended the step; `caller` is the optimizer that did."""
+        """Call this after the row that ended the step. `caller` is the optimizer that ended it."""
         now = perf_counter()
         self.steps += 1
         took_s, self._ended = now - self._ended, now
@@ -123,19 +128,20 @@ class Recorder:
 
 
 class DeviceMarks:
-    """The marks that were set with rows, until the device has reached them."""
+    """These are the marks that were set with rows. They are kept until the device has reached them."""
 
     def __init__(self, spool: Spool, clock: Any) -> None:
         self._spool, self._clock = spool, clock
-        """The device's clock sets a `mark` after what has been issued so far, and takes marks that are not needed any more (`release`)."""
+        """`_clock` sets a `mark` after what has been issued so far, and takes back marks that are not needed any more (`release`)."""
         self._marks: list[tuple[int, Any]] = []
-        """The numbers of this step's rows, and their marks."""
+        """These are the numbers of this step's rows, with their marks."""
         self._pending: list[list[tuple[int, Any]]] = []
         self._anchor: Any = None
 
     def mark(self) -> None:
         number, mark = self._spool.rows - 1, self._clock.mark()
-        if self._anchor is None:  # only where the device has nothing left to do its clock can be set by the host's
+        # The device's clock can be set by the host's only when the device has nothing left to do.
+        if self._anchor is None:
             mark.synchronize()
             self._anchor, mark = mark, self._clock.mark()
             self._spool.put(DEVICE, -1.0, 0.0, perf_counter())

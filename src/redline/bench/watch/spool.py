@@ -1,7 +1,7 @@
-"""The two files that a watched process writes: what was heard, as rows of numbers, and facts, as lines of JSON.
+"""This module writes the two files of a watched process: what was heard, as rows of numbers, and facts, as lines of JSON.
 
-Rows go into a mapped file, whose pages belong to the kernel. Whatever ends the process (`os._exit`, a signal, running out of
-memory) loses no row, and writing one takes no system call. What the rows mean is decided by their reader, `analyze/watch.py`.
+Rows go into a mapped file, whose pages belong to the kernel. Whatever ends the process (`os._exit`, a signal, running out
+of memory) loses no row, and writing one takes no system call. Their reader, `analyze/watch.py`, decides what the rows mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, SAVING, UPKEEP, PAUSE, REPL
     float, range(0, 2 * len(CALLS), 2)
 )
 WAITING, FETCHED, COUNTED, RESTART, DEVICE, CLOSED = map(float, range(2 * len(CALLS), len(KINDS)))
-"""What a row says; one more than the number of a call is that of its end. Each row has a key and a value:
+"""These are the kinds of rows. The number of a call plus one is the kind of its end. Each row has a key and a value:
 
 | kind | key | value |
 |---|---|---|
@@ -39,22 +39,22 @@ WAITING, FETCHED, COUNTED, RESTART, DEVICE, CLOSED = map(float, range(2 * len(CA
 | device | the number of the row | seconds of the device's clock when it reached that row |
 """
 ROW = struct.Struct("<4d")
-"""Kind, key, value and when. The time is written last: a row whose time is 0 is not written yet."""
+"""A row holds its kind, a key, a value and the time. The time is written last, so a row whose time is 0 is not written yet."""
 CHUNK = 64 * mmap.ALLOCATIONGRANULARITY
-"""Bytes of the file that are mapped at a time: whole rows and whole pages."""
+"""This many bytes of the file are mapped at a time. It is a multiple of rows and of pages."""
 
 
 class Spool:
-    """The files of one process. Nothing is created before the first write."""
+    """These are the files of one process. Nothing is created before the first write."""
 
     def __init__(self, folder: str) -> None:
         self._name = os.path.join(folder, f"{os.getpid()}-{time.time_ns()}")
         self.rows = 0
-        """How many have been written."""
+        """It counts the rows that have been written."""
         self._files: dict[str, int] = {}
         self._chunk: Any = None
         self._at = CHUNK
-        """The place of the next row in the chunk."""
+        """This is the place of the next row in the chunk."""
 
     def put(self, kind: float, key: float, value: float, at: float) -> None:
         if self._at == CHUNK:
@@ -68,7 +68,8 @@ class Spool:
             os.write(self._open(".rows"), json.dumps(KINDS).encode().ljust(mmap.ALLOCATIONGRANULARITY, b"\n"))
         file = self._open(".rows")
         size = os.fstat(file).st_size
-        if hasattr(os, "posix_fallocate"):  # writing to mapped space that a full disk does not have ends the process
+        # Writing to mapped space that a full disk does not have would end the process, so the space is reserved first.
+        if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, size, CHUNK)
         else:
             os.ftruncate(file, size + CHUNK)

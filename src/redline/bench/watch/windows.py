@@ -1,4 +1,4 @@
-"""Captures a few steps with torch's profiler in the middle of a watched run."""
+"""This module captures a few steps with torch's profiler in the middle of a watched run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .recorder import Recorder
 from .spool import BACKWARD, FORWARD, KINDS
 
 PREFIX = "redline/"
-"""Names of phases in a captured window begin with this."""
+"""The names of phases in a captured window begin with this."""
 AFTER, STEPS = 10, 5
-"""So many steps are captured, after the first ones."""
+"""After the first `AFTER` steps, `STEPS` steps are captured. By then the script runs at its usual pace."""
 
 
 class Window:
-    """Captures steps once the script is in its stride."""
+    """It captures steps once the script has warmed up."""
 
     def __init__(self, log: Recorder) -> None:
         self._log, self._path = log, log.spool.path(".trace.json")
@@ -32,7 +32,8 @@ class Window:
             return
         self._left -= 1
         if self._left in (0, STEPS) and torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # no work without its launch in the trace
+            # The device must be idle here, so that no work appears in the trace without its launch.
+            torch.cuda.synchronize()
         while self._ranges:
             self._ranges.pop().__exit__(None, None, None)
         with warnings.catch_warnings():
@@ -56,7 +57,7 @@ class Window:
         self._log.is_profiled, self._log.on_row = True, self._mark
 
     def _mark(self, kind: float) -> None:
-        """Ranges in the trace say which pass its operators belong to. Loaders and optimizers have ranges of torch's own."""
+        """Sets ranges in the trace that say which pass its operators belong to. Loaders and optimizers have ranges of torch's own."""
         if kind in (FORWARD, BACKWARD):
             self._ranges.append(torch.profiler.record_function(PREFIX + KINDS[int(kind)]))
             self._ranges[-1].__enter__()

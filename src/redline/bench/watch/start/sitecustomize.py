@@ -1,4 +1,4 @@
-"""Runs when a watched interpreter starts: this folder is first on PYTHONPATH, which child processes inherit.
+"""This runs when a watched interpreter starts, because this folder is first on PYTHONPATH, which child processes inherit.
 
 It waits for torch to be imported, then puts the hooks in place. A `sitecustomize` that it hides is run as usual.
 """
@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _load_watch() -> Any:
-    """Loads the folder above as a package of its own: Redline itself need not be installed here."""
+    """Loads the folder above as a package by itself, because Redline need not be installed here."""
     name = "_redline_watch"
     folder = os.path.dirname(HERE)
     spec = importlib.util.spec_from_file_location(
@@ -30,9 +30,9 @@ def _load_watch() -> Any:
 
 
 class _WhenTorchArrives:
-    """A finder that finds nothing itself: it lets the next ones find torch and adds a call after its import.
+    """This finder finds nothing itself. It lets the next ones find torch and adds a call after its import.
 
-    It stays until torch runs: libraries ask whether torch can be found long before anybody imports it.
+    It stays until torch runs, because libraries ask whether torch can be found long before anybody imports it.
     """
 
     def __init__(self) -> None:
