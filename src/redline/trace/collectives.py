@@ -1,7 +1,7 @@
-"""Collectives: what they move and how fast, how much of their time is waiting for other ranks, and who is late.
+"""This module reads collectives: what they move and how fast, how much of their time is waiting for other ranks, and who is late.
 
-The bandwidth follows NCCL's own tests: on the bus counts what must cross the slowest link whatever the number of ranks, so
-that it can be held against the hardware.
+The bandwidth follows NCCL's own tests: it counts what must cross the slowest link, however many ranks there are, so that it
+can be compared with the hardware.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from redline.trace.timeline import ANNOTATED, DeviceView, host_compute
 _KINDS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "scatter", "gather", "reduce", "sendrecv",
           "send", "recv", "barrier")  # fmt: skip
 _BUS_SHARES = {"allreduce": 2, "allgather": 1, "reducescatter": 1, "alltoall": 1}
-"""How often each byte of a message crosses the bus, of which (n − 1)/n leave each of n ranks."""
+"""Each byte of a message crosses the bus this many times. Of the message, (n − 1)/n leave each of n ranks."""
 
 
 class CollectiveRow(Frozen):
-    """This is the row for all calls of one collective with one message size, those of several ranks together."""
+    """This is the row for all calls of one collective with one message size. Calls of several ranks are added up."""
 
     name: str
     dtype: str
     message_bytes: int | None
-    """Per call, on one rank."""
+    """One call moves this many bytes on one rank."""
     group_size: int | None
-    """Ranks that take part."""
+    """This many ranks take part."""
     calls: int
     total_s: float
     mean_s: float
     min_s: float
     max_s: float
     hidden_s: float
-    """While something computes on the same device."""
+    """This is the part of the time in which something computes on the same device."""
     wait_s: float | None
-    """It waits from its own arrival to that of the last rank; None where the traces of the other ranks are not given."""
+    """This is the wait from its own arrival to that of the last rank. It is None if the traces of the other ranks are not given."""
     transfer_s: float | None
-    """The rest."""
+    """This is the time that is left without the waiting."""
     bus_bytes_per_s: float | None
-    """Over the transfer time, or over the whole time where the waiting is not known."""
+    """This is the rate over the transfer time, or over the whole time if the waiting is not known."""
 
 
 class Straggler(Frozen):
-    """A rank that the others waited for."""
+    """This is a rank that the others waited for."""
 
     label: str
     last: int
-    """How often it came last."""
+    """The rank came last this often."""
     collectives: int
     waited_s: float
-    """The other ranks waited so long for it, on average over them."""
+    """The other ranks waited this long for it, on average over them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def calls_of(view: DeviceView) -> Calls:
 
 
 def host_calls(links: Links) -> Calls:
-    """Returns the collectives of a trace without a device, as the library that runs them marks them."""
+    """Returns the collectives of a trace without a device. The library that runs them marks them."""
     trace, marks = links.trace, links.trace.annotations
     rows = np.flatnonzero(matching(trace, marks, ANNOTATED))
     kinds = [_of_mark(links, row) for row in rows.tolist()]
@@ -101,7 +101,8 @@ def host_calls(links: Links) -> Calls:
 
 
 def _described(links: Links, rows: Ints) -> list[Collective]:
-    """Returns what the kernel itself says of each, else the operator that describes it, else the annotation around its launch."""
+    """Returns a description of each collective: what the kernel itself says, else the operator that describes it, else
+    the annotation around its launch."""
     trace, table, parent = links.trace, links.trace.annotations, links.nesting.parent
     number, operator = trace.work.collective[rows], links.operator[rows]
     while (unknown := (operator >= 0) & (number < 0)).any():
@@ -123,7 +124,8 @@ def _described(links: Links, rows: Ints) -> list[Collective]:
 
 
 def _kind_by_names(links: Links, row: int) -> str:
-    """Returns what the kernel's name tells. Kernels that send and receive serve several collectives, and there the operator's name tells."""
+    """Returns the kind that the kernel's name tells. Kernels that send and receive serve several collectives, and there the
+    operator's name tells."""
     trace, operator = links.trace, int(links.operator[row])
     kind = kind_of(trace.names[trace.work.name[row]])
     told = kind_of(trace.names[trace.operators.name[operator]]) if operator >= 0 else "other"
@@ -142,13 +144,14 @@ def _of_mark(links: Links, mark: int) -> Collective:
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> str:
-    """`nccl:_all_gather_base`, `_allgather_base` and `ncclDevKernel_AllGather_RING` are all `allgather`."""
+    """Returns the kind of a collective. `nccl:_all_gather_base`, `_allgather_base` and `ncclDevKernel_AllGather_RING` are
+    all `allgather`."""
     letters = re.sub(r"[^a-z]", "", name.lower()[:200])
     return next((kind for kind in _KINDS if kind in letters), "other")
 
 
 def message_bytes(one: Collective) -> int | None:
-    """The message is what comes out where it is gathered; of all others, what goes in."""
+    """Returns the bytes of a message. It is what comes out of a collective that gathers, and what goes into any other one."""
     is_gathered = kind_of(one.name) in ("allgather", "gather") and one.out_elements > 0
     elements, size = one.out_elements if is_gathered else one.in_elements, bytes_of_type(one.dtype)
     return elements * size if elements > 0 and size else None
@@ -156,15 +159,15 @@ def message_bytes(one: Collective) -> int | None:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Says how long each device waited for others in each of its collectives; NaN where that is not known."""
+    """It says how long each device waited for others in each of its collectives. The time is NaN if that is not known."""
 
     waits: list[NDArray[np.float64]]
     stragglers: list[Straggler]
-    """None of them where the traces of the other ranks are not given."""
+    """It is empty if the traces of the other ranks are not given."""
 
 
 def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
-    """Compares with the other ranks where they took part in the same collectives."""
+    """Returns the waiting, by comparing ranks that took part in the same collectives."""
     groups = matched(all_calls) if len(all_calls) > 1 else []
     waits = [np.full(len(calls), np.nan) for calls in all_calls]
     offsets = clock_offsets(all_calls, groups) if groups else []
@@ -174,7 +177,7 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
         latest = max(arrived, key=lambda device: arrived[device])
         for device, index in group.items():
             length = int(all_calls[device].end[index] - all_calls[device].start[index])
-            # No rank waits in a collective for longer than it takes: more means that these are not the same one.
+            # No rank waits in a collective for longer than it takes. A longer time means that these are not the same one.
             waits[device][index] = min(max(arrived[latest] - arrived[device], 0), length)
         last[latest].append(float(np.mean([waits[device][at] for device, at in group.items() if device != latest])))
     found = [
@@ -187,14 +190,15 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
 
 
 def matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
-    """The same collective on each device: the n-th of its kind and size in its group. Device to index of the call."""
+    """Returns each collective that all devices took part in, as a map from device to index of the call. It is the n-th of
+    its kind and size in its group."""
     indices: defaultdict[tuple[str, str, int, int], dict[int, int]] = defaultdict(dict)
     for device, calls in enumerate(all_calls):
         seen: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         for index, one in enumerate(calls.kinds):
             kind = kind_of(one.name)
             if kind not in ("send", "recv", "sendrecv"):
-                # Sizes of an uneven all-to-all differ between ranks: only its kind and order tell.
+                # Sizes of an uneven all-to-all differ between ranks, so only its kind and order tell.
                 key = (kind, one.group, one.in_elements if kind not in ("alltoall", "allgather") else 0)
                 indices[(*key, seen[key])][device] = index
                 seen[key] += 1
@@ -202,7 +206,7 @@ def matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
 
 
 def clock_offsets(all_calls: Sequence[Calls], groups: list[dict[int, int]]) -> list[int]:
-    """How far each device's clock is ahead of the first one's: a collective ends everywhere at about the same time."""
+    """Returns how far each device's clock is ahead of the first one's. A collective ends everywhere at about the same time."""
     ends = np.array([[calls.end[group[device]] for device, calls in enumerate(all_calls)] for group in groups])
     return [int(offset) for offset in np.median(ends - ends[:, :1], axis=0).tolist()]
 
@@ -246,7 +250,8 @@ _UPDATE = re.compile(r"^Optimizer\.step#")
 
 
 def gradient_reductions(view: HostView, calls: Calls) -> int | None:
-    """How often gradients are reduced for each step of the optimizer: more than once where accumulation forgets to wait."""
+    """Returns how often gradients are reduced for each step of the optimizer. It is more than once if accumulation reduces
+    in every pass."""
     trace, links = view.trace, view.links
     updates = max(int(matching(trace, marks, _UPDATE).sum()) for marks in (trace.annotations, trace.operators))
     reduces = np.array([kind_of(one.name) in ("allreduce", "reducescatter") for one in calls.kinds], np.bool_)
@@ -255,7 +260,7 @@ def gradient_reductions(view: HostView, calls: Calls) -> int | None:
     call = call[trace.calls.thread[call] != view.main_thread]
     if not updates or not len(call):
         return None
-    # A backward pass reduces in one go; between two passes the main thread launches a forward, and the number of its
+    # A backward pass reduces in one go. Between two passes the main thread launches a forward, so the number of its
     # launches before tells which pass a call belongs to.
     forward = np.sort(trace.calls.start[view.launching[trace.calls.thread[view.launching] == view.main_thread]])
     return max(round(len(np.unique(np.searchsorted(forward, trace.calls.start[call]))) / updates), 1)

@@ -21,7 +21,7 @@ Ids = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
 UNKNOWN = -1
-"""Stands in every column of whole numbers for what the file does not say."""
+"""This value stands in every column of whole numbers for what the file does not say."""
 
 
 class Work(IntEnum):
@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class HostRanges(Table):
-    """Stretches of time on host threads. `name` and `thread` index the trace's `names` and `threads`."""
+    """These are stretches of time on host threads. `name` and `thread` index the trace's `names` and `threads`."""
 
     name: Ids
     start: Ints
@@ -61,19 +61,19 @@ class Marks(HostRanges):
     """These ranges were annotated by the program or by torch itself."""
 
     shape: Ids
-    """Index into the trace's `shapes`; UNKNOWN where none were recorded."""
+    """It is the index into the trace's `shapes`. It is UNKNOWN if none were recorded."""
 
 
 @dataclass(frozen=True)
 class Operators(Marks):
     external: Ints
-    """Launches name the operator that they came from by this number."""
+    """By this number launches name the operator that they came from."""
     sequence: Ints
     """Autograd gives this number to the node that a forward operator made, and that a backward operator evaluates."""
     forward_thread: Ints
-    """Above 0 for backward operators."""
+    """It is above 0 for backward operators."""
     collective: Ids
-    """Index into the trace's `collectives`; UNKNOWN for every other operator."""
+    """It is the index into the trace's `collectives`. It is UNKNOWN for every other operator."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Calls(HostRanges):
 
 @dataclass(frozen=True)
 class DeviceWork(Table):
-    """Kernels, copies and fills."""
+    """These are kernels, copies and fills."""
 
     kind: Ids
     name: Ids
@@ -95,10 +95,11 @@ class DeviceWork(Table):
     device: Ids
     stream: Ints
     correlation: Ints
-    """Shared with the call that launched it; UNKNOWN where the file does not say."""
+    """The call that launched it has the same number. It is UNKNOWN if the file does not say."""
     bytes: Ints
     collective: Ids
-    """Index into the trace's `collectives`; UNKNOWN for all other work, and where the file does not describe it."""
+    """It is the index into the trace's `collectives`. It is UNKNOWN for all other work, and if the file does not describe
+    the collective."""
 
     @property
     def end(self) -> Ints:
@@ -110,13 +111,13 @@ class DeviceWork(Table):
 
 @dataclass(frozen=True)
 class Allocations(Table):
-    """The allocators took these bytes (above 0) or gave them back (below 0)."""
+    """These are bytes that the allocators took (above 0) or gave back (below 0)."""
 
     at: Ints
     thread: Ids
     bytes: Ints
     on_device: Ids
-    """Above 0 for memory of a device."""
+    """It is above 0 for memory of a device."""
 
     def __len__(self) -> int:
         return len(self.at)
@@ -124,7 +125,7 @@ class Allocations(Table):
 
 @dataclass(frozen=True)
 class Shape:
-    """The inputs of an operator, as the file writes them without blanks."""
+    """These are the inputs of an operator, as the file writes them, without blanks."""
 
     dims: str
     types: str
@@ -134,24 +135,24 @@ class Shape:
 
 @dataclass(frozen=True)
 class Collective:
-    """The process group describes so what a collective moves."""
+    """This describes what a collective moves, as the process group recorded it."""
 
     name: str
     dtype: str
     in_elements: int
     out_elements: int
     group_size: int
-    """Ranks that take part; UNKNOWN where the file does not say."""
+    """This many ranks take part. It is UNKNOWN if the file does not say."""
     group: str = ""
 
 
 class DeviceInfo(Frozen):
-    """A device as the header describes it."""
+    """This is a device as the header describes it."""
 
     index: int | None = None
     name: str = ""
     capability: tuple[int, int] | None = None
-    """NVIDIA's compute capability; of AMD, the first two digits of the gfx version."""
+    """It is NVIDIA's compute capability. For AMD it is the first two digits of the gfx version."""
 
 
 class Lost(Frozen):
@@ -159,11 +160,11 @@ class Lost(Frozen):
 
     truncated: bool = False
     bytes: int = 0
-    """So much stands at the end of the file, after the last whole event, and is of no use."""
+    """This many bytes stand at the end of the file, after the last whole event, and are of no use."""
     events: int = 0
-    """So many were left out because they could not be understood."""
+    """This many events were left out because they could not be understood."""
     launches: int = 0
-    """For a truncated file: calls that launched work which is not in it."""
+    """If the file was cut off, this many calls launched work which is not in it."""
     reasons: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -172,11 +173,11 @@ class Lost(Frozen):
 
 @dataclass(frozen=True)
 class Trace:
-    """One process of one file, decoded. Events that no table needs (flow arrows, short Python frames) are not kept."""
+    """This is one process of one file, decoded. Events that no table needs (flow arrows, short Python frames) are not kept."""
 
     source: str
     events: int
-    """In the file, whether kept or not."""
+    """The file has this many events, including those that were not kept."""
     rank: int | None
     world_size: int | None
     devices: tuple[DeviceInfo, ...]
@@ -184,17 +185,17 @@ class Trace:
     shapes: Sequence[Shape]
     collectives: Sequence[Collective]
     threads: Sequence[tuple[int | str, int | str]]
-    """Process and thread number of each."""
+    """These are the process and thread number of each thread."""
     operators: Operators
     calls: Calls
     annotations: Marks
     frames: HostRanges
-    """Python functions: calls of modules, and those long enough to explain a wait."""
+    """These are Python functions. Only calls of modules, and functions long enough to explain a wait, are kept."""
     work: DeviceWork
     allocations: Allocations
     lost: Lost
     process: str | None = None
-    """Names the process where the file holds several."""
+    """It names the process if the file holds several."""
     trace_id: str | None = None
     notes: tuple[Note, ...] = ()
 
@@ -204,7 +205,7 @@ class Trace:
 
     @property
     def label(self) -> str:
-        """The rank where it is known, else the file."""
+        """Returns the rank if it is known, else the name of the file."""
         file = self.source.rpartition("/")[2]
         if self.process is not None:
             return f"{file} (process {self.process})"

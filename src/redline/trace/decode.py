@@ -1,4 +1,4 @@
-"""Makes columns of typed events, batch by batch, and returns a `Trace` for each process in a file."""
+"""This module makes columns of typed events, batch by batch, and returns a `Trace` for each process in a file."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ T = TypeVar("T")
 
 
 class _Kind(NamedTuple):
-    """A table of a trace."""
+    """This describes one table of a trace."""
 
     field: str
     table: type[Any]
     arguments: dict[str, str]
-    """Columns that are arguments of the events, with the names that `Args` gives them."""
+    """These columns are arguments of the events. The values are the names that `Args` gives them."""
 
 
 OPERATOR = _Kind("operators", Operators, {name: name for name in ("external", "sequence", "forward_thread")})
@@ -76,29 +76,29 @@ _CATEGORIES: dict[str, tuple[_Kind, Work | None] | None] = {
     "gpu_memcpy": (DEVICE, Work.COPY),
     "gpu_memset": (DEVICE, Work.FILL),
     "cpu_instant_event": (ALLOCATION, None),
-    # As torch 1.8 to 1.10 wrote them.
+    # torch 1.8 to 1.10 wrote operators like this.
     "operator": (OPERATOR, None),
     "memcpy": (DEVICE, Work.COPY),
     "memset": (DEVICE, Work.FILL),
     "runtime": (CALL, None),
-    # Work on accelerators of other makers.
+    # This is work on accelerators of other makers.
     **dict.fromkeys(("mtia_ccp_events", "hpu_op"), (DEVICE, Work.KERNEL)),
-    # These repeat what other events say: annotations drawn on the device, arrows, the profiler's own work.
+    # We leave these out because they repeat what other events say: annotations drawn on the device, arrows, the profiler's own work.
     **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "trace", "cuda_sync", "")),
 }
 _OLD_MARKS = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.")
 """Annotations begin with these. torch 1.8 to 1.10 wrote them as operators."""
 
 LONG_FRAME_US = 100.0
-"""Shorter Python functions explain no wait, and there are millions of them."""
+"""Shorter Python functions are not kept, unless they are calls of modules, because they explain no wait and there are millions of them."""
 MODULE_FRAME = "nn.Module: "
 
 WITH_VALUES = ("conv", "attention", "record_param_comms", "c10d::")
-"""The work of these operators depends on inputs that are no tensors: strides, whether a mask is causal."""
+"""The work of these operators depends on inputs that are not tensors, such as strides or whether a mask is causal."""
 
 
 class Numbering(defaultdict[T, int]):
-    """A number for each thing, in the order in which they are first met."""
+    """It numbers things in the order in which they are first met."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Numbering(defaultdict[T, int]):
 
 
 class Builder:
-    """Takes batches of events; `finish` gives the tables."""
+    """It takes batches of events. `finish` returns the tables."""
 
     def __init__(self) -> None:
         self.names: Numbering[str] = Numbering()
@@ -117,11 +117,12 @@ class Builder:
         self.shapes: Numbering[Shape] = Numbering()
         self.collectives: Numbering[Collective] = Numbering()
         self.devices: Numbering[tuple[int, int | str]] = Numbering()
-        """Device number and the process the event is drawn under: the second tells fused files' devices apart."""
+        """The keys are the device's number and the process that the event is drawn under. The second one tells devices of
+        fused files apart."""
         self.events = 0
         self.rejected: Counter[str] = Counter()
         self.unused: Counter[str] = Counter()
-        """Events with a duration in categories that no table reads."""
+        """It counts events with a duration in categories that no table reads."""
         self._parts: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self._shape_number = cache(
             lambda *texts: self.shapes[Shape(*(b"".join(text.split()).decode("utf-8", "replace") for text in texts))]
@@ -129,7 +130,7 @@ class Builder:
         self._has_values = cache(lambda name: any(word in name for word in WITH_VALUES))
 
     def add(self, events: Sequence[AnyEvent]) -> None:
-        """Raises `NeedsExactTimes` before anything is taken from the batch."""
+        """Adds a batch of events. Raises `NeedsExactTimes` before anything is taken from the batch."""
         by_category: defaultdict[str, list[AnyEvent]] = defaultdict(list)
         for event in events:
             by_category[event.cat].append(event)
@@ -138,7 +139,7 @@ class Builder:
         for category, group in by_category.items():
             known = _kind_of(category)
             if known == "unknown":
-                # Whatever says on which device and stream it ran is work of an accelerator nobody told us about.
+                # An event that says on which device and stream it ran is work of an accelerator, even if we do not know its category.
                 placed = [event for event in group if event.args and min(event.args.device, event.args.stream) >= 0]
                 unused[category] += 0 if placed else sum(event.ph == "X" for event in group)
                 known, group = (DEVICE, Work.KERNEL), placed
@@ -152,7 +153,8 @@ class Builder:
         self.events += len(events)
 
     def _keep(self, groups: list[tuple[_Kind, Work | None, list[AnyEvent]]]) -> None:
-        """Times are worked out for all groups at once: for each by itself, calling numpy would take most of the time."""
+        """Takes the groups. Times are worked out for all of them at once, because calling numpy for each by itself would
+        take most of the time."""
         if not groups:
             return
         start, duration = start_and_duration([event for _, _, group in groups for event in group])
@@ -210,7 +212,7 @@ class Builder:
         return np.array([self.collectives[_collective(arg)] if arg.collective else UNKNOWN for arg in args], np.int32)
 
     def finish(self) -> dict[str, Any]:
-        """The tables of a `Trace`, by field; the parts they were made from are let go on the way."""
+        """Returns the tables of a `Trace`, by field. The parts they were made from are released on the way."""
         self._shape_number.cache_clear()
         tables: dict[str, Any] = {}
         for kind in _KINDS:
@@ -223,7 +225,7 @@ class Builder:
         return tables
 
     def device_numbers(self) -> Ids:
-        """The number of each device; where two share one, that of the process they are drawn under."""
+        """Returns the number of each device. If two devices share one, the number is that of the process they are drawn under."""
         shared = Counter(number for number, _ in self.devices)
         numbers = [number if shared[number] == 1 else _either(UNKNOWN, pid, number) for number, pid in self.devices]
         return np.array(numbers, np.int32)
@@ -240,7 +242,7 @@ def _wanted(kind: _Kind, events: list[AnyEvent]) -> list[AnyEvent]:
 
 @cache
 def _kind_of(category: str) -> Any:
-    """The table and the kind of work; None for a category that is not read, and `unknown` for one that nobody knows."""
+    """Returns the table and the kind of work. It is None for a category that is not read, and `unknown` for one that nobody knows."""
     lower = category.lower()
     return (CALL, None) if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower, "unknown")
 
@@ -253,29 +255,29 @@ def _collective(args: Args) -> Collective:
 
 
 def _keys(values: list[int]) -> Ints | Ids:
-    """Return whole numbers as a column, in half the space where they fit."""
+    """Returns whole numbers as a column, in half the space if they fit."""
     column = np.array(values, np.int64)
     small = column.astype(np.int32)
     return small if (small == column).all() else column
 
 
 def _device(number: int, pid: int | str) -> tuple[int, int | str]:
-    # No machine has so many devices: such a number is damaged, and says nothing.
+    # No machine has so many devices, so such a number is damaged and counts as unknown.
     return _either(number if abs(number) < 2**31 else UNKNOWN, pid), pid
 
 
 def _either(value: int, label: int | str, otherwise: int = UNKNOWN) -> int:
-    """The argument where it is given, else the process or thread number that the event is drawn under."""
+    """Returns the argument if it is given, else the process or thread number that the event is drawn under."""
     if value != UNKNOWN:
         return value
     return label if isinstance(label, int) and abs(label) < 2**31 else otherwise
 
 
-# Whole files
+# The functions below read whole files.
 
 MOST_DEVICES = 256
 LARGEST_SUM_NS = 2.0**62
-"""Durations that add up to more would overflow the sums made of them."""
+"""Durations that add up to more would overflow the sums that are made of them."""
 
 
 def read_file(path: Path) -> list[Trace]:
@@ -319,9 +321,10 @@ def read_file(path: Path) -> list[Trace]:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace of a regular file that holds one process, as profilers write it."""
+    """Returns the trace of a regular file that holds one process, as profilers write it."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise TraceError(f"{path} is not a regular file")  # nobody may ever write into a pipe
+        # Nobody may ever write into a pipe, and then we would wait for ever.
+        raise TraceError(f"{path} is not a regular file")
     traces = read_file(path)
     if len(traces) > 1:
         raise TraceError(f"{path} holds {len(traces)} processes")
@@ -329,7 +332,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_traces(paths: Sequence[Path]) -> list[Trace]:
-    """All traces in files and folders; of a trace that is there twice, one."""
+    """Returns all traces in files and folders. A trace that is there twice is returned once."""
     files, notes = trace_files(paths)
     traces: dict[Any, Trace] = {}
     for trace in (trace for path in files for trace in read_file(path)):
@@ -370,20 +373,20 @@ def _device_info(told: dict[str, Any]) -> DeviceInfo:
 
 
 def _count(value: Any, otherwise: int | None = None) -> int | None:
-    """A number that counts something; what else stands there says nothing."""
+    """Returns a number that counts something. If something else stands there, it returns `otherwise`."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else otherwise
 
 
-# Files that hold several processes, as tools write that fuse the traces of a job
-#
-# Each process counts its launches and operators from 1, so that their numbers collide. Work on a device names the launch
-# it came from but not the process. A device is driven by one process: the one whose launches explain most of its work.
+# The functions below divide files that hold several processes, as tools write that fuse the traces of a job. Each process
+# counts its launches and operators from 1, so their numbers collide. Work on a device names the launch it came from but not
+# the process. A device is driven by one process: the one whose launches explain most of its work.
 
 MOST_PROCESSES = 1024
 
 
 def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:
-    """Returns the trace itself where one process made it. `numbers`: of each device that its work names by index."""
+    """Returns one trace for each process, which is the trace itself if one process made it. `numbers` holds the number of
+    each device that its work names by index."""
     processes: Numbering[int | str] = Numbering()
     of_thread = processes.of((pid for pid, _ in trace.threads), len(trace.threads))
     working = distinct(np.concatenate((of_thread[trace.operators.thread], of_thread[trace.calls.thread]))).tolist()
@@ -409,7 +412,8 @@ def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:
 
 
 def _driver(trace: Trace, rows: Ints, of_thread: Ids, processes: list[int], device: int) -> int:
-    """Returns the process that launched most of a device's work; where several explain as much of it, the soonest."""
+    """Returns the process that launched most of a device's work. If several explain as much of it, it is the one that
+    stands nearest in the file."""
     work, calls = trace.work.only(rows), trace.calls
 
     def unexplained(process: int) -> tuple[float, float, int]:
@@ -419,7 +423,7 @@ def _driver(trace: Trace, rows: Ints, of_thread: Ids, processes: list[int], devi
         order = mine[np.argsort(calls.correlation[mine], kind="stable")]
         call = order[np.minimum(np.searchsorted(calls.correlation[order], work.correlation), len(order) - 1)]
         delay = (work.start - calls.start[call])[calls.correlation[call] == work.correlation]
-        # Ranks of one job launch the same things, so that a hundredth more or less tells nothing. Devices and processes are
+        # Ranks of one job launch the same things, so a hundredth more or less tells nothing. Devices and processes are
         # numbered as they appear in the file, where those of one rank stand together.
         return round(1 - float((delay >= 0).sum()) / len(rows), 2), abs(device - process), process
 

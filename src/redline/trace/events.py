@@ -1,8 +1,8 @@
-"""Reads trace files, folders and pipes, gunzipped where needed, into typed events.
+"""This module reads trace files, folders and pipes, gunzipped where needed, into typed events.
 
-Only what some table needs is decoded. The text is cut at what looks like the end of an event, and decoding a piece checks the
-cut. Only where that fails does Python's own JSON reader step from event to event, so that a damaged file still gives everything
-that is whole in it.
+Only what some table needs is decoded. The text is cut at what looks like the end of an event, and decoding a piece checks
+the cut. Only where that fails does Python's own JSON reader step from event to event, so that a damaged file still gives
+everything that is whole in it.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from redline.trace.columns import UNKNOWN, Ints
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# Files
+# This part reads files.
 
 BLOCK_BYTES = 1 << 18
-"""Small enough that a block and all that is decoded from it stay in the processor's cache."""
+"""A block of this size is small enough that it and all that is decoded from it stay in the processor's cache."""
 
 STDIN = "-"
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 _PACKED_BYTES = 1024
-"""Of a piece of gzip that is damaged nothing can be read, so that pieces are small."""
+"""Nothing can be read of a piece of gzip that is damaged, so the pieces are small."""
 
 
 class TraceFile:
-    """Goes once through a file. A file that ends before its time is no exception: `problem` then says so."""
+    """It goes once through a file. A file that ends too early raises no exception. `problem` then says so."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.problem: str | None = None
         self.size_bytes = 0
-        """Uncompressed, so far."""
+        """This many bytes were read so far, uncompressed."""
 
     def blocks(self) -> Iterator[bytes]:
         try:
             is_stdin = str(self._path) == STDIN
             with open(sys.stdin.fileno(), "rb", closefd=False) if is_stdin else self._path.open("rb") as file:
-                # Peeked at, not read and rewound: a pipe cannot be.
+                # The first bytes are looked at without reading them, because a pipe cannot be rewound.
                 gzipped = file.peek(2)[:2] == _GZIP_MAGIC
                 for block in self._gunzipped(file) if gzipped else iter(lambda: file.read(BLOCK_BYTES), b""):
                     self.size_bytes += len(block)
@@ -66,7 +66,7 @@ class TraceFile:
             raise TraceError(f"cannot read {self._path}: {error.strerror or error}") from None
 
     def _gunzipped(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yields whole blocks: a few kilobytes of gzip can hold gigabytes, so that it is never unpacked at once."""
+        """Yields whole blocks. A few kilobytes of gzip can hold gigabytes, so the file is never unpacked at once."""
         stream, text, rest = zlib.decompressobj(_GZIP_WINDOW), bytearray(), b""
         while packed := rest or file.read(_PACKED_BYTES):
             try:
@@ -82,20 +82,22 @@ class TraceFile:
                 rest = stream.unused_data or file.read(_PACKED_BYTES)
                 if not rest.startswith(_GZIP_MAGIC):
                     break
-                stream = zlib.decompressobj(_GZIP_WINDOW)  # several gzip files in a row are one
+                # Several gzip files in a row count as one file.
+                stream = zlib.decompressobj(_GZIP_WINDOW)
         else:
             self.problem = "the gzip data end early"
         yield bytes(text)
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Tools name the files of a job `rank3.json` or `trace_rank_3.json.gz`."""
+    """Returns the rank that a file's name tells. Tools name the files of a job `rank3.json` or `trace_rank_3.json.gz`."""
     match = re.search(r"rank[_-]?(\d{1,6})(?!\d)", path.name, re.IGNORECASE)
     return int(match.group(1)) if match else None
 
 
 def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[Note]]:
-    """The trace files that paths stand for, each once, and a note on each that was named twice. A folder stands for the traces in it."""
+    """Returns the trace files that paths stand for, each once, and a note on each that was named twice. A folder stands for
+    the traces in it."""
     files: dict[str, Path] = {}
     notes: list[Note] = []
     for file in (file for path in paths for file in (_in_folder(path) if path.is_dir() else [path])):
@@ -105,11 +107,12 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[Note]]:
 
 
 MOST_FILES = 20_000
-"""In a folder of traces and below it: more are a disk and no folder of traces, and listing them takes long."""
+"""A folder of traces, with the folders below it, holds fewer files than this. One with more is a whole disk, and listing it takes long."""
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """As TensorBoard lays them out; else every file in it that looks like a trace, ranks in the order of their number."""
+    """Returns the traces that are named as TensorBoard names them, else every file that looks like a trace. Ranks are in
+    the order of their number."""
     # Unlike rglob, a walk passes over folders that vanish meanwhile, and over those that may not be read.
     walk = (Path(below, name) for below, _, names in os.walk(folder) for name in names)
     paths = list(islice(walk, MOST_FILES))
@@ -125,21 +128,22 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _looks_like_a_trace(path: Path) -> bool:
-    """Looks at its first block only: metadata before the list of events is short."""
+    """Returns whether the first block looks like a trace. Looking further is not needed, because metadata before the list
+    of events is short."""
     head = next(TraceFile(path).blocks(), b"")
     return b'"traceEvents"' in head or head.lstrip()[:1] == b"["
 
 
-# Events
+# This part describes events.
 
 EXACT_BELOW_US = 2.0**43
-"""Up to here neighbouring floats are less than a nanosecond apart; beyond, rounding would move events."""
+"""Below this, neighbouring floats are less than a nanosecond apart. Above it, rounding would move events."""
 
 LARGEST_US = 4.0e15
-"""In nanoseconds this still fits 64 bits; the year 2096."""
+"""In nanoseconds this time still fits 64 bits. It is in the year 2096."""
 
 LONGEST_US = 3.0e12
-"""No event lasts longer than 35 days. What does is a time that wrapped around, and would spoil every sum."""
+"""No event lasts longer than 35 days. A longer time has wrapped around, and would spoil every sum."""
 
 NO_TIME = int(np.iinfo(np.int64).min)
 
@@ -175,7 +179,7 @@ NO_ARGS = Args()
 
 
 class _WithoutTimes(msgspec.Struct, gc=False):
-    """Both kinds of event have these fields; they differ in how they hold times, in microseconds."""
+    """Both kinds of event have these fields. They differ in how they hold times, which are in microseconds."""
 
     ph: str = ""
     cat: str = ""
@@ -186,14 +190,14 @@ class _WithoutTimes(msgspec.Struct, gc=False):
 
 
 class Event(_WithoutTimes, gc=False):
-    """Decoded fast: its times are floats, exact to the nanosecond below `EXACT_BELOW_US`."""
+    """This event is decoded fast. Its times are floats, which are exact to the nanosecond below `EXACT_BELOW_US`."""
 
     ts: float = math.nan
     dur: float = -1.0
 
 
 class ExactEvent(_WithoutTimes, gc=False):
-    """For traces that count from 1970."""
+    """This event has exact times, for traces that count from 1970."""
 
     ts: Decimal = Decimal("NaN")
     dur: Decimal = Decimal(-1)
@@ -201,7 +205,7 @@ class ExactEvent(_WithoutTimes, gc=False):
 
 AnyEvent: TypeAlias = Event | ExactEvent
 
-# Not strict: ROCm writes some numbers as text.
+# The decoder is not strict, because ROCm writes some numbers as text.
 _fast_decoder = msgspec.json.Decoder(list[Event], strict=False)
 _exact_decoder = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
@@ -210,30 +214,30 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class NeedsExactTimes(Exception):
-    """The times are so large that floats blur them: decode this batch again, with exact times."""
+    """The times are so large that floats blur them. The batch must be decoded again, with exact times."""
 
 
 def start_and_duration(events: Sequence[AnyEvent]) -> tuple[Ints, Ints]:
-    """In whole nanoseconds; NO_TIME and UNKNOWN for times that are missing or out of range."""
+    """Returns both in whole nanoseconds. Times that are missing or out of range are NO_TIME and UNKNOWN."""
     if isinstance(events[0], ExactEvent):
         starts = (_whole(event.ts, LARGEST_US, NO_TIME) for event in events)
         durations = (_whole(event.dur, LONGEST_US, UNKNOWN) for event in events)
         return np.fromiter(starts, np.int64, len(events)), np.fromiter(durations, np.int64, len(events))
     start = np.array([event.ts for event in events], np.float64)
     duration = np.array([event.dur for event in events], np.float64)
-    # Comparisons with NaN are false: an event without a time does not ask for exactness.
+    # Comparisons with NaN are false, so an event without a time does not ask for exactness.
     if (np.abs(start) >= EXACT_BELOW_US).any():
         raise NeedsExactTimes
     return _nanoseconds(start, LARGEST_US, NO_TIME), _nanoseconds(duration, LONGEST_US, UNKNOWN)
 
 
 def _whole(time: Any, largest_us: float, otherwise: int) -> int:
-    # `abs` would round, and overflow on 1e9999999.
+    # `abs` is not used, because it would round, and overflow on 1e9999999.
     return round(time * 1000) if time.is_finite() and time.copy_abs() <= largest_us else otherwise
 
 
 def _nanoseconds(microseconds: Any, largest_us: float, otherwise: int) -> Ints:
-    """Exact below `EXACT_BELOW_US`: the whole part is multiplied as an integer, the fraction loses nothing."""
+    """Returns times that are exact below `EXACT_BELOW_US`. The whole part is multiplied as an integer, so the fraction loses nothing."""
     usable = np.abs(microseconds) <= largest_us
     known = np.where(usable, microseconds, 0.0)
     whole = np.floor(known)
@@ -241,7 +245,7 @@ def _nanoseconds(microseconds: Any, largest_us: float, otherwise: int) -> Ints:
     return np.where(usable, exact, otherwise)
 
 
-# Damaged text
+# This part handles damaged text.
 
 _ESCAPE = re.compile(
     rb"(?s)\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
@@ -251,9 +255,9 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def mended(text: bytes) -> bytes:
-    """The same text with every byte that no JSON string may hold replaced: bad UTF-8, lone surrogates, control bytes.
+    """Returns the same text with every byte that no JSON string may hold replaced: bad UTF-8, lone surrogates, control bytes.
 
-    Profilers write names straight from memory; one broken name must not cost the events around it.
+    Profilers write names straight from memory, and one broken name must not cost the events around it.
     """
     text = text.decode("utf-8", "replace").encode()
     text = _ESCAPE.sub(lambda escape: rb"\ufffd" if escape.group(1) else escape.group(0), text)
@@ -265,9 +269,9 @@ _PYTHONS_JSON = json.JSONDecoder(parse_float=str, parse_constant=str, strict=Fal
 
 
 def understood(body: bytes) -> ExactEvent | None:
-    """Returns what can be understood of one event that is not as it should be; None when that is nothing.
+    """Returns what can be understood of one event that is not as it should be. Returns None if that is nothing.
 
-    What it is must be right; a wrong time or argument counts as not given.
+    What the event is must be right. A wrong time or argument counts as not given.
     """
     try:
         plain = _PYTHONS_JSON.decode(mended(body).decode())
@@ -290,10 +294,10 @@ def _filled(struct: T, plain: dict[str, Any]) -> T:
     return struct
 
 
-# From text to events
+# This part goes from text to events.
 
 LONGEST_EVENT_BYTES = 64 << 20
-"""Nothing that is a trace goes on so long without an event ending, or without its list of events beginning."""
+"""No trace goes on for so long without an event ending, or without its list of events beginning."""
 
 _BLANKS = b" \t\r\n"
 _EVENTS = re.compile(rb'\A\s*+\[|"traceEvents"\s*+:\s*+\[')
@@ -302,13 +306,13 @@ _NEXT_EVENT = re.compile(r',[ \t\r\n]*+(?=\{[ \t\r\n]*+")')
 _REALLY_OVER = re.compile(r'\][ \t\r\n]*+(?:\}|,[ \t\r\n]*+"|$)')
 _MOST_GUESSES = 64
 _CUT_WORD = 8
-"""A word or an escape that the end of the text cuts off, such as `-Infinit`, begins at most so far before it."""
+"""A word or an escape that the end of the text cuts off, such as `-Infinit`, begins at most this far before the end."""
 _TOO_DEEP = 500
-"""Python's JSON reader gives up on brackets inside each other after no fewer characters than this."""
+"""Python's JSON reader gives up on nested brackets after no fewer characters than this."""
 
 
 class EventReader:
-    """Goes through a file once. The JSON around the events is kept aside, the events are handed on batch by batch."""
+    """It goes through a file once. The JSON around the events is kept aside, and the events are handed on batch by batch."""
 
     def __init__(self, file: TraceFile, path: Path, take: Callable[[Sequence[AnyEvent]], None]) -> None:
         """`take` may raise `NeedsExactTimes` before it takes anything of a batch."""
@@ -316,9 +320,9 @@ class EventReader:
         self._pending = self._before = self._after = b""
         self._exact = False
         self.ended = False
-        """True once the end of the list of events was seen."""
+        """It is true once the end of the list of events was seen."""
         self.unreadable = 0
-        """Values in the list that are no events."""
+        """It counts values in the list that are no events."""
 
     @property
     def left_over(self) -> int:
@@ -330,14 +334,15 @@ class EventReader:
         worth_stepping = 0
         for block in self._blocks:
             cut = _last_boundary(block)
-            # The one place where text is copied: the rest of the block before, and this block up to its last event.
+            # This is the one place where text is copied. It joins the rest of the block before with this block up to its last event.
             if cut is not None and self._decoded(b"".join((b"[", self._pending, memoryview(block)[:cut], b"]"))):
                 self._pending = block[cut + 1 :]
                 continue
             self._pending += block
             if len(self._pending) >= worth_stepping:
                 self._step(is_last=False)
-                # Looking again at every block at an event that goes on and on would take time with its square.
+                # An event that goes on and on is not looked at again in every block, because the time for that would grow
+                # with its square.
                 worth_stepping = 2 * len(self._pending)
             if self.ended:
                 break
@@ -350,7 +355,7 @@ class EventReader:
             self._after += block[: max(LONGEST_EVENT_BYTES - len(self._after), 0)]
 
     def header(self) -> dict[str, msgspec.Raw]:
-        """Returns what stands around the list of events. A damaged header says nothing, and nothing depends on it."""
+        """Returns what stands around the list of events. If the header is damaged it is empty, and nothing depends on it."""
         for rest in (self._after, b"}") if self._before.strip().startswith(b"{") else ():
             with suppress(*UNREADABLE):
                 return msgspec.json.decode(mended(self._before + b"]" + rest), type=dict[str, msgspec.Raw])
@@ -360,7 +365,7 @@ class EventReader:
         text, found = b"", None
         for block in self._blocks:
             text += block
-            # Where damage hides what is text and what is a name, the first list called so will do.
+            # If damage hides what is text and what is a name, the first list with this name is taken.
             if (found := _EVENTS.search(text)) is not None or len(text) > LONGEST_EVENT_BYTES:
                 break
         if found is None:
@@ -368,7 +373,7 @@ class EventReader:
         self._before, self._pending = text[: found.end()], text[found.end() :]
 
     def _decoded(self, piece: bytes) -> bool:
-        """Hand on a list of events; False when the piece is no such list, wherever the fault lies."""
+        """Hands on a list of events. Returns False if the piece is no such list, wherever the fault lies."""
         for change in (bytes, mended):
             with suppress(*UNREADABLE):
                 events = None if self._exact else _fast_decoder.decode(change(piece))
@@ -381,11 +386,11 @@ class EventReader:
         return False
 
     def _step(self, *, is_last: bool) -> None:
-        """Go from one pending event to the next, and lose no more than those that cannot be understood.
+        """Goes from one pending event to the next, and loses no more than those that cannot be understood.
 
-        `is_last`: nothing comes after what is pending, so that what has no end there is damaged.
+        `is_last` means that nothing comes after what is pending, so that what has no end there is damaged.
         """
-        # Whatever is no UTF-8 keeps its place: the rest is turned into the same bytes again.
+        # Bytes that are not UTF-8 keep their place, so that the rest can be turned into the same bytes again.
         text = self._pending.decode("utf-8", "surrogateescape")
         bodies: list[tuple[int, int]] = []
         damaged, position = 0, 0
@@ -398,7 +403,7 @@ class EventReader:
             except (ValueError, RecursionError) as error:
                 wrong = error.pos if isinstance(error, json.JSONDecodeError) else position + _TOO_DEEP
                 is_cut = wrong + _CUT_WORD >= len(text) or str(error).startswith("Unterminated")
-                # The next event may begin at what is wrong, so that the comma in front of it counts.
+                # The next event may begin at the place that is wrong, so the comma in front of it counts.
                 before = text[max(position, wrong - 64) : wrong]
                 border = _NEXT_EVENT.search(text, wrong - len(before) + max(len(before.rstrip()) - 1, 0))
                 if border is None or (is_cut and not is_last):
@@ -430,7 +435,7 @@ def _last_boundary(block: bytes) -> int | None:
     for _ in range(_MOST_GUESSES):
         if (position := block.rfind(b"{", 0, position)) < 0:
             break
-        # Between two events there is little but a comma; an event is longer than what is looked at here.
+        # Between two events there is little but a comma, and an event is longer than the part that is looked at here.
         before = block[max(0, position - 64) : position].rstrip(_BLANKS)
         if before.endswith(b",") and before[:-1].rstrip(_BLANKS).endswith(b"}"):
             return block.rindex(b",", 0, position)

@@ -38,7 +38,7 @@ _LAUNCH = re.compile(r"Launch(?!Host)")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader\w*\.__next__|^redline/data$", re.IGNORECASE)
 
 NamedCause = Literal["warm-up", "sync", "allocator", "data"]
-"""Causes of idle time that calls and marks have a name for."""
+"""These causes of idle time can be named by calls and marks."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class HostView:
 
     @cached_property
     def blocking(self) -> Ints:
-        """Calls that wait for the device. A copy "async" of pageable memory does so too.
+        """Returns calls that wait for the device. A copy "async" of pageable memory does so too.
 
-        It ends after its copy, or once the last piece of a long one is staged: then the copy's own end is waited for next.
+        Such a call ends after its copy, or once the last piece of a long one is staged. Then the copy's own end is waited for next.
         """
         work = self.trace.work
         known = self.links.is_launched & (work.kind != Work.KERNEL)
@@ -74,10 +74,10 @@ class HostView:
 
     @cached_property
     def _allocating(self) -> tuple[Ints, Ints]:
-        """Calls that take memory from the driver or give it back, again and again or only once.
+        """Returns calls that take memory from the driver or give it back: those that do so again and again, and those that do so once.
 
-        Once are those that only the first of several steps makes; without marks of steps, that an operator makes once
-        although it runs again.
+        A call happens once if only the first of several steps makes it. Without marks of steps, it does if an operator
+        makes it once although the operator runs again.
         """
         trace, rows = self.trace, np.flatnonzero(self.calls(_ALLOCATING))
         steps = np.sort(trace.annotations.start[matching(trace, trace.annotations, STEP)])
@@ -102,7 +102,7 @@ class HostView:
         return joined_ranges(picked(self.trace.calls, rows), self._capturing(), compiling(self.trace))
 
     def _capturing(self) -> HostRanges:
-        """Returns when graphs are recorded, from the beginning to the end: what the host launches there does not run."""
+        """Returns when graphs are recorded, from the beginning to the end. What the host launches there does not run."""
         calls, rows = self.trace.calls, np.flatnonzero(self.calls(_CAPTURE))
         rows = rows[np.lexsort((calls.start[rows], calls.thread[rows]))]
         found, begins = picked(calls, rows), ["Begin" in self.trace.names[name] for name in calls.name[rows].tolist()]
@@ -112,7 +112,8 @@ class HostView:
         return found
 
     def _first_launches(self) -> Ints:
-        """Returns launches that were far longer than others, each the first of its kernel; graphs take long by nature."""
+        """Returns launches that were far longer than others, each the first of its kernel. Graphs are left out, because
+        they always take long."""
         links, calls = self.links, self.trace.calls
         known = np.flatnonzero(links.is_launched & ~links.by_graph & (self.trace.work.kind == Work.KERNEL))
         order = known[np.argsort(links.launched_at[known], kind="stable")]
@@ -128,7 +129,7 @@ class HostView:
 
     @cached_property
     def named(self) -> dict[NamedCause, HostRanges]:
-        """Calls and marks by the cause of idle time that they are; where several fit, the first one counts."""
+        """Returns calls and marks by the cause of idle time that they are. If several causes fit, the first one counts."""
         calls = self.trace.calls
         return {
             "warm-up": self.warming_up,
@@ -139,17 +140,17 @@ class HostView:
 
     @property
     def launched(self) -> int:
-        """Calls that launch work, whether the work is in the trace or not."""
+        """Returns the number of calls that launch work, whether the work is in the trace or not."""
         return int(self.calls(_LAUNCH).sum())
 
     @cached_property
     def launching(self) -> Ints:
-        """The calls that launched the work."""
+        """Returns the calls that launched the work."""
         return distinct(self.links.call[self.links.is_launched])
 
     @cached_property
     def launching_threads(self) -> Ids:
-        """Threads whose work the steps wait for: those that launch it, and the one that marks steps."""
+        """Returns the threads whose work the steps wait for: those that launch it, and the one that marks steps."""
         return distinct(np.append(self.trace.calls.thread[self.launching], self.main_thread))
 
     @cached_property
@@ -171,7 +172,7 @@ class HostView:
 
     @cached_property
     def active(self) -> Intervals:
-        """Whenever some operator or runtime call was under way."""
+        """Returns when some operator or runtime call was under way."""
         return union_of(joined_ranges(self.trace.operators, self.trace.calls))
 
     @cached_property
@@ -181,7 +182,7 @@ class HostView:
 
 
 MOSTLY = 0.5
-"""The share of a stretch of time that must be covered to explain it."""
+"""To explain a stretch of time, a cause must cover this share of it."""
 
 _NOT_TELLING = re.compile(r"^(ProfilerStep|<built-in|<string>|threading\.py|contextlib\.py|nn\.Module: )")
 WAITS_FOR_WORK = re.compile(
@@ -189,13 +190,13 @@ WAITS_FOR_WORK = re.compile(
     r"selectors\.py\(\d+\): select\b|socket\.py\(\d+\): (accept|recv)|<built-in method (sleep|select|epoll)|"
     r"asyncio/base_events\.py\(\d+\): _run_once|\bzmq/|Event\.wait|of select\.epoll"
 )
-"""Python functions in which a program sits when it has nothing to do."""
+"""A program sits in these Python functions when it has nothing to do."""
 
 
 def meanwhile(view: HostView, when: Intervals) -> str:
-    """The Python function or annotation that the steps' threads were in for most of this time; empty where none was.
+    """Returns the Python function or annotation that the steps' threads were in for most of this time. It is empty if there was none.
 
-    The tightest around it is the most telling; torch's own functions tell only where nothing else does.
+    The tightest around it is the most telling. Functions of torch itself count only if nothing else does.
     """
     trace, best = view.trace, (False, False, 0.0, "")
     for ranges in (trace.frames, trace.annotations):
@@ -213,7 +214,7 @@ def meanwhile(view: HostView, when: Intervals) -> str:
 
 
 def compiling(trace: Trace) -> HostRanges:
-    """Ranges in which torch.compile was at work; it marks them as operators or as annotations, by its version."""
+    """Returns ranges in which torch.compile was at work. It marks them as operators or as annotations, depending on its version."""
     return joined_ranges(
         *(picked(table, matching(trace, table, _COMPILING)) for table in (trace.annotations, trace.operators))
     )
@@ -243,33 +244,33 @@ class Host(Frozen):
     busy_s: float
     """This is the time in operators and runtime calls on any thread, less the time blocked."""
     blocked_s: float
-    """In calls that wait for the device."""
+    """This is the time in calls that wait for the device."""
     ratio: float | None
-    """Busy host over busy device: above 1, the host has more to do than the device."""
+    """This is the busy time of the host over that of the device. If it is above 1, the host has more to do than the device."""
     verdict: str
     launched: int = 0
-    """Calls that launch work, whether the work is in the trace or not."""
+    """This many calls launch work, whether the work is in the trace or not."""
 
 
 class Launches(Frozen):
-    """How work gets to the device."""
+    """This says how work gets to the device."""
 
     calls: int
-    """Calls that launched anything; a graph is one."""
+    """This many calls launched anything. A graph counts as one."""
     work: int
     """This many pieces of work were launched."""
     host_s: float
-    """Host time inside those calls."""
+    """This is the host's time inside those calls."""
     mean_call_s: float | None
     median_latency_s: float | None
-    """The latency is from the beginning of the call to the beginning of the work: long when the queue is full of work ahead of it."""
+    """The latency is from the beginning of the call to the beginning of the work. It is long if the queue is full of work ahead of it."""
     median_kernel_s: float | None
     short_kernels: int
-    """Kernels of 10 µs or less."""
+    """This many kernels took 10 µs or less."""
     short_share: float
-    """Share of all kernels."""
+    """This is their share of all kernels."""
     graphs: int = 0
-    """So many of the calls are launches of recorded graphs."""
+    """This many of the calls are launches of recorded graphs."""
 
 
 def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:

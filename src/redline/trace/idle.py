@@ -1,7 +1,7 @@
-"""Why a device was idle: each gap split along time by what it waited for.
+"""This module says why a device was idle: each gap is split along time by what it waited for.
 
 Between two pieces of work, up to the end of the call that launches the second, the host was late: what it did meanwhile
-is the cause. From there to the start of the work, launching takes some microseconds; the rest is waiting for an event
+is the cause. From there to the start of the work, launching takes some microseconds. The rest is waiting for an event
 of another stream, or unknown.
 """
 
@@ -32,9 +32,10 @@ from redline.trace.names import label_of
 
 Cause = Literal["host", "sync", "data", "allocator", "warm-up", "latency", "launch", "dependency", "unknown"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""`host`: Python, operators and launching. `sync`: the host sat in a call that waits for the device. `data`: in a data loader. `allocator`: in cudaMalloc, cudaFree and their kin.
-`warm-up`: loading code, compiling, capturing. `latency`: from a launch that came late to its work. `launch`: from one
-kernel to the next, which was launched in time. `dependency`: the work waits for an event of another stream."""
+"""`host` is Python, operators and launching. `sync` is a call that waits for the device. `data` is a data loader.
+`allocator` is cudaMalloc, cudaFree and similar calls. `warm-up` is loading code, compiling and capturing. `latency` goes
+from a launch that came late to its work. `launch` goes from one kernel to the next, which was launched in time. In
+`dependency` the work waits for an event of another stream."""
 
 _WAIT_EVENT = re.compile(r"StreamWaitEvent")
 _OF_LIBRARIES = re.compile(
@@ -43,10 +44,10 @@ _OF_LIBRARIES = re.compile(
 
 
 class Idle(Frozen):
-    """A device's idle time by cause; together all of it."""
+    """This is a device's idle time by cause. The causes together are all of it."""
 
     host_wait_s: float
-    """The host was late: Python, operators, launching."""
+    """The host was late because of Python, operators or launching."""
     sync_s: float
     """The host was in a call that waits for the device."""
     data_wait_s: float
@@ -56,13 +57,13 @@ class Idle(Frozen):
     warm_up_s: float
     """The host was loading code, compiling or capturing a graph, which happens once."""
     latency_s: float
-    """This is from the end of a launch that came late to the start of its work."""
+    """This is the time from the end of a launch that came late to the start of its work."""
     launch_gap_s: float
-    """The next work was launched in time and the gap is short: the price of one kernel after another."""
+    """The next work was launched in time and the gap is short. It is the price of one kernel after another."""
     dependency_s: float
     """The next work was launched in time, but waited for an event of another stream."""
     unknown_s: float
-    """Launched in time, the gap is long, and nothing in the trace says why."""
+    """The next work was launched in time, the gap is long, and nothing in the trace says why."""
 
 
 class Wait(Frozen):
@@ -70,14 +71,14 @@ class Wait(Frozen):
 
     call: str
     operator: str | None
-    """The operator that called it."""
+    """This operator called it."""
     frame: str | None
-    """The Python function that called it, where stacks were recorded."""
+    """This Python function called it, if stacks were recorded."""
     calls: int
     blocked_s: float
     """This is the time in the calls, whether the device worked or not."""
     idle_s: float
-    """The device's idle time that they caused."""
+    """This is the device's idle time that they caused."""
     copies: bool = False
     """True if the calls copy."""
 
@@ -95,10 +96,10 @@ class IdleTime:
 
 
 def latency_ns(links: Links, rows: Ints, busy: Intervals) -> int:
-    """How long work usually takes to start on a device that has nothing else to do, after the host asks for it.
+    """Returns how long work usually takes to start on a device that has nothing else to do, after the host asks for it.
 
-    It differs between makers of GPUs by an order of magnitude, so that every trace is asked for its own. Where the host is
-    hardly ever late it is what a launch takes: a device starts work about as fast as the host can ask for it.
+    The makers of GPUs differ by an order of magnitude, so every trace is asked for its own latency. If the host is hardly
+    ever late, the latency is what a launch takes: a device starts work about as fast as the host can ask for it.
     """
     first, single = rows[busy.first], links.is_launched & ~links.by_graph
     before = np.concatenate(([np.iinfo(np.int64).min], busy.end[:-1]))
@@ -106,13 +107,15 @@ def latency_ns(links: Links, rows: Ints, busy: Intervals) -> int:
     latencies = links.trace.work.start[first[late]] - links.launched_at[first[late]]
     if len(latencies) < QUARTILES:
         gaps = (busy.start - before)[1:][links.is_launched[first[1:]]]
-        # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing of the others.
+        # Work that follows the work before without a gap (ROCm writes 1 ns) says nothing about the others.
         latencies = links.trace.calls.duration[links.call[single]] if single.any() else gaps[gaps > 1]
-    return max(usual_at_least(latencies), 0)  # clocks that disagree, or damaged times, may say less
+    # Clocks that disagree, or damaged times, may give less than 0.
+    return max(usual_at_least(latencies), 0)
 
 
 def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals, latency: int) -> IdleTime:
-    """`rows`: the device's work among that of the trace. `busy`: its union, whose `first` counts within `rows`.
+    """Returns the idle time of one device. `rows` is the device's work among that of the trace. `busy` is its union,
+    whose `first` counts within `rows`.
 
     The last gap may have no work after it, the first none before.
     """
@@ -120,7 +123,7 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
     start, end = np.append(bounds[0], busy.end), np.append(busy.start, bounds[1])
     following = np.append(rows[busy.first], UNKNOWN)
     call = np.append(links.call, UNKNOWN)[following]
-    # Up to here the host was late. Where nothing follows, it has not launched anything yet, or is through.
+    # Up to this time the host was late. If nothing follows, it has not launched anything yet, or it has finished.
     until = np.where(call >= 0, np.clip(np.append(links.launched_by, 0)[following], start, end), start)
     until[-1] = end[-1]
     real = end > start
@@ -133,8 +136,8 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
             by_call[view.waits] = rest.within(calls.start[view.waits], calls.end[view.waits])
         own = on_thread(ranges, *view.launching_threads)
         when[cause], rest = both(rest, own), without(rest, own)
-    # The rest is from the launch to the start of the work: the host cannot delay work that is launched.
-    # Nobody knows whether work was launched in time if its launch is not in the file.
+    # The rest is from the launch to the start of the work, because the host cannot delay work that is launched. If the
+    # launch is not in the file, nobody knows whether work was launched in time.
     launched = np.where(call >= 0, np.minimum(until + latency, end), until)
     waits = (end > launched) & _waits_for_event(view, call)
     when |= {
@@ -148,11 +151,11 @@ def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Interva
 
 
 def _waits_for_event(view: HostView, call: Ints) -> Mask:
-    """Returns true where the thread made a stream wait for an event since its last launch."""
+    """Returns True where the thread made a stream wait for an event since its last launch."""
     calls, events = view.trace.calls, view.calls(_WAIT_EVENT)
     order = np.concatenate((view.launching, np.flatnonzero(events)))
     order = order[np.lexsort((calls.start[order], calls.thread[order]))]
-    found = np.zeros(len(calls) + 1, np.bool_)  # the last one stands for no call
+    found = np.zeros(len(calls) + 1, np.bool_)  # the last entry stands for no call
     found[order[1:]] = events[order[:-1]] & (calls.thread[order[1:]] == calls.thread[order[:-1]])
     return found[call]
 
@@ -170,7 +173,7 @@ def idle_of(times: Sequence[IdleTime]) -> Idle:
 
 
 def waits_of(views: Sequence[tuple[HostView, Sequence[IdleTime]]]) -> list[Wait]:
-    """Returns where the host was waiting for devices, the largest idle time first, then the longest wait."""
+    """Returns where the host was waiting for devices. The largest idle time comes first, then the longest wait."""
     sums: defaultdict[tuple[str, str | None, str | None, bool], Ints] = defaultdict(lambda: np.zeros(3, np.int64))
     for view, times in views:
         rows, trace, names = view.blocking, view.trace, view.trace.names

@@ -1,4 +1,4 @@
-"""Sets of intervals in whole nanoseconds: unions, differences and overlaps, without a loop over them."""
+"""This module has sets of intervals in whole nanoseconds: unions, differences and overlaps, without a loop over them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ AnyInt = TypeVar("AnyInt", bound=np.integer[Any])
 
 
 def seconds(nanoseconds: float) -> float:
-    return nanoseconds / 1e9  # divided, not multiplied by 1e-9: the nearest float there is
+    # Dividing gives the nearest float there is, which multiplying by 1e-9 does not.
+    return nanoseconds / 1e9
 
 
 def distinct(values: npt.NDArray[AnyInt]) -> npt.NDArray[AnyInt]:
-    """Each value once, in order. Sorting takes a tenth of the time of `np.unique`, which hashes."""
+    """Returns each value once, in order. Sorting takes a tenth of the time of `np.unique`, which hashes."""
     ordered = np.sort(values)
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
 
@@ -32,12 +33,12 @@ def summed(at: npt.NDArray[Any], values: npt.NDArray[Any] | int, count: int) -> 
 
 @dataclass(frozen=True)
 class Intervals:
-    """In order of time; each ends before the next begins."""
+    """The intervals are in order of time. Each one ends before the next begins."""
 
     start: Ints
     end: Ints
     first: Ints
-    """Says which of the given intervals began each."""
+    """This is the index of the given interval that begins each."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -51,7 +52,7 @@ class Intervals:
         return int(self.end[-1] - self.start[0]) if len(self) else 0
 
     def holds(self, moments: Ints) -> Mask:
-        """Returns whether each moment lies inside one of them; the end of an interval does not."""
+        """Returns whether each moment lies inside one of them. The end of an interval does not lie inside it."""
         index = np.searchsorted(self.start, moments, side="right")
         found: Mask = (index > 0) & (moments < np.append(0, self.end)[index])
         return found
@@ -79,7 +80,7 @@ def union(start: Ints, end: Ints) -> Intervals:
         return NEVER
     order = np.argsort(start, kind="stable")
     start, reach = start[order], np.maximum.accumulate(end[order])
-    # A new one begins where everything before has ended.
+    # A new interval begins where everything before has ended.
     begins = np.flatnonzero(np.concatenate(([True], start[1:] > reach[:-1])))
     ends = np.concatenate((begins[1:] - 1, [len(order) - 1]))
     return Intervals(start[begins], reach[ends], order[begins])
@@ -90,17 +91,17 @@ def joined(*several: Intervals) -> Intervals:
 
 
 def overlap(one: Intervals, other: Intervals) -> int:
-    """How long both hold."""
+    """Returns how long both hold."""
     return one.total + other.total - joined(one, other).total
 
 
 def without(one: Intervals, other: Intervals) -> Intervals:
-    """Returns what of the first lies outside the second."""
+    """Returns the parts of the first that lie outside the second."""
     return _where(one, other, inside=False) if len(other) else one
 
 
 def both(one: Intervals, other: Intervals) -> Intervals:
-    """When both hold."""
+    """Returns when both hold."""
     return _where(one, other, inside=True) if len(other) else NEVER
 
 
@@ -112,18 +113,18 @@ def _where(one: Intervals, other: Intervals, *, inside: bool) -> Intervals:
 
 
 QUARTILES = 4
-"""Fewer values have no quartiles."""
+"""With fewer values there are no quartiles."""
 _FENCE = 1.5
-"""Tukey's fence: what lies further above the upper quartile than this many ranges between the quartiles is unusual."""
+"""This is Tukey's fence. A value is unusual if it lies further above the upper quartile than this many ranges between the quartiles."""
 
 
 def usual(lengths: Ints) -> int:
-    """The longest that is not unusual, by Tukey's fence."""
+    """Returns the largest length that is not unusual, by Tukey's fence."""
     low, high = np.percentile(lengths, (25, 75)) if len(lengths) else (0, 0)
     return int(high + _FENCE * (high - low))
 
 
 def usual_at_least(lengths: Ints) -> int:
-    """Returns the same from the shorter half alone, by symmetry, for lengths whose only error is to be too long."""
+    """Returns the same from the shorter half alone, by symmetry. It is for lengths whose only error is to be too long."""
     low, middle = np.percentile(lengths, (25, 50)) if len(lengths) else (0, 0)
     return int(middle + (1 + 2 * _FENCE) * (middle - low))

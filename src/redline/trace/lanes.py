@@ -1,4 +1,4 @@
-"""This module has the recorded steps as lanes of boxes for people to look at: operators on host threads, work on device streams."""
+"""This module lays out the recorded steps as lanes of boxes for people to look at: operators on host threads, work on device streams."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MOST_DEPTH = 12
 
 
 class Box(NamedTuple):
-    """One operator, kernel or copy. Times in microseconds since the first recorded moment."""
+    """This is one operator, kernel or copy. Times are in microseconds since the first recorded moment."""
 
     name: int
     start_us: float
     length_us: float
     depth: int
     kind: str
-    """A kernel's class, or `operator`."""
+    """This is a kernel's class, or `operator`."""
     launch_us: float | None = None
-    """When the host launched it; None where that is not known."""
+    """The host launched it then. It is None if that is not known."""
 
 
 class Lane(Frozen):
@@ -41,7 +41,7 @@ class Lane(Frozen):
 
 
 class Gap(NamedTuple):
-    """The device had nothing to do."""
+    """In this time the device had nothing to do."""
 
     lane: int
     start_us: float
@@ -55,15 +55,15 @@ class Lanes(Frozen):
     lanes: tuple[Lane, ...]
     gaps: tuple[Gap, ...]
     phases: tuple[tuple[str, float, float], ...]
-    """Name, start and length in microseconds."""
+    """These are name, start and length in microseconds."""
     steps: tuple[tuple[float, float], ...] = ()
-    """These are start and length of each step on the host, where the trace marks them."""
+    """These are start and length of each step on the host, if the trace marks them."""
     left_out: int = 0
-    """Boxes too short to be shown."""
+    """This many boxes are too short to be shown."""
 
 
 def lanes_of(trace: Trace, most: int = MOST_BOXES) -> Lanes | None:
-    """None where the trace holds neither operators nor device work."""
+    """Returns the lanes of a trace. Returns None if it holds neither operators nor device work."""
     one = recorded(trace)
     trace, links, host = one.trace, one.links, HostView(one.links)
     runs, operators, work = device_runs(one, host), trace.operators, trace.work
@@ -78,7 +78,7 @@ def lanes_of(trace: Trace, most: int = MOST_BOXES) -> Lanes | None:
         return round(ns / 1e3, 2)
 
     def boxed(when: Intervals, at_most: int) -> list[tuple[float, float]]:
-        """Returns start and length of as many as asked."""
+        """Returns start and length of at most `at_most` intervals."""
         pairs = zip(when.start.tolist()[:at_most], when.end.tolist(), strict=False)
         return [(us(start - begin), us(end - start)) for start, end in pairs]
 
@@ -94,7 +94,8 @@ def lanes_of(trace: Trace, most: int = MOST_BOXES) -> Lanes | None:
         lanes += [Lane(label=label, on_device=False, boxes=boxes)] if boxes else []
     gaps: list[Gap] = []
     for run in runs:
-        streams, depth = np.unique(work.stream[run.view.rows], return_inverse=True)  # streams lie below each other
+        # The streams of a device lie below each other.
+        streams, depth = np.unique(work.stream[run.view.rows], return_inverse=True)
         own = work.duration[run.view.rows] >= least
         rows, depth = run.view.rows[own], np.minimum(depth[own], MOST_DEPTH - 1)
         columns = (work.name[rows], work.start[rows] - begin, work.duration[rows], depth)

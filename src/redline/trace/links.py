@@ -18,18 +18,18 @@ from redline.trace.intervals import distinct, summed
 from redline.trace.names import Described, KernelClass, describe
 
 DEEPEST = 1000
-"""Ranges that are nested deeper than this count as neighbours at that depth: no program calls operators so deep."""
+"""Ranges that are nested deeper than this count as neighbours at that depth, because no program calls operators so deep."""
 
 
 class Nesting:
-    """Parents and depths of ranges. A range that ends where another begins is not around it."""
+    """It holds parents and depths of ranges. A range that ends where another begins is not around it."""
 
     def __init__(self, ranges: HostRanges) -> None:
         thread, start, end = ranges.thread.astype(np.int64), ranges.start, ranges.end
         self._times, rank = np.unique(np.concatenate((start, end)), return_inverse=True)
         start_rank, end_rank = np.split(rank, 2)
-        # Moments are on one long axis, a stretch of it for each thread. At one time, ends come before starts, and the end
-        # of a range without length after its own start.
+        # Moments are on one long axis, which has a stretch for each thread. At one time, ends come before starts, and the
+        # end of a range without length comes after its own start.
         self._stretch = 4 * (len(self._times) + 1)
         self._opens = thread * self._stretch + 4 * start_rank + 2
         self._closes = thread * self._stretch + 4 * end_rank + np.where(start_rank == end_rank, 3, 0)
@@ -44,7 +44,7 @@ class Nesting:
             self.parent[level] = above[np.searchsorted(position[above], position[level]) - 1]
 
     def levels(self) -> list[Ints]:
-        """Returns the ranges of each depth, the outermost first; each level is in order of time."""
+        """Returns the ranges of each depth, the outermost first. Each level is in order of time."""
         by_depth = self._order[np.argsort(self.depth[self._order], kind="stable")]
         return np.split(
             by_depth, np.searchsorted(self.depth[by_depth], np.arange(1, int(self.depth.max(initial=0)) + 1))
@@ -63,16 +63,16 @@ class Nesting:
         return total
 
     def has_namesake_around(self, name: Ids) -> Mask:
-        """Returns true for ranges that are inside one of the same name; counting both would count the time twice."""
+        """Returns True for ranges that are inside one of the same name. Counting both would count the time twice."""
         order = np.lexsort((-self._closes, self._opens, name))
         closes = self._closes[order] + name[order] * (self._closes.max(initial=0) + 1)
         found = np.zeros(len(name), np.bool_)
-        # One that opened before and closes later is around it.
+        # A range that opened before and closes later is around it.
         found[order[1:]] = np.maximum.accumulate(closes)[:-1] > closes[1:]
         return found
 
     def around(self, thread: Ids, at: Ints) -> Ints:
-        """Returns the innermost range that is around each moment on a thread; UNKNOWN where there is none."""
+        """Returns the innermost range that is around each moment on a thread. It is UNKNOWN if there is none."""
         if not len(self._order):
             return np.full(len(at), UNKNOWN, np.int64)
         rank = np.searchsorted(self._times, at, side="right") - 1
@@ -102,28 +102,28 @@ class Links:
 
     @cached_property
     def call(self) -> Ints:
-        """Each row of device work has the call here that launched it. A graph's kernels share one call."""
+        """Returns the call that launched each row of device work. A graph's kernels share one call."""
         calls = self.trace.calls
-        # The runtime's call and the driver's call below it may share a number: the earlier one is the host's.
+        # The runtime's call and the driver's call below it may share a number. The earlier one is the host's.
         order = np.lexsort((calls.start, calls.correlation))
         return _look_up(calls.correlation, order, self.trace.work.correlation)
 
     @cached_property
     def is_launched(self) -> Mask:
-        """True for rows of device work whose launch is in the file."""
+        """Returns True for rows of device work whose launch is in the file."""
         found: Mask = self.call >= 0
         return found
 
     @cached_property
     def launched_at(self) -> Ints:
-        """This is when the host asked for each row of device work; only where `is_launched`."""
+        """Returns when the host asked for each row of device work. It is valid only where `is_launched`."""
         return self._of_call(self.trace.calls.start)
 
     @cached_property
     def launched_by(self) -> Ints:
-        """When the call that launched each row had done so; only where `is_launched`.
+        """Returns when the call that launched each row had done so. It is valid only where `is_launched`.
 
-        A graph's call may last longer than its first kernels take: they were launched when the first of them began.
+        A graph's call may last longer than its first kernels take. They were launched when the first of them began.
         """
         known, ends = self.is_launched, self.trace.calls.end
         first = np.full(len(ends), np.iinfo(np.int64).max)
@@ -136,25 +136,25 @@ class Links:
         return found
 
     def are(self, is_meant: Callable[[Described], bool]) -> Mask:
-        """Rows of kernels whose name tells what is meant."""
+        """The mask is true for kernels whose description `is_meant` accepts."""
         work = self.trace.work
         found = where_name(self.trace, work, lambda name: is_meant(describe(name)))
         found &= work.kind == Work.KERNEL
         return found
 
     def is_class(self, *classes: KernelClass) -> Mask:
-        """Rows of kernels of these classes."""
+        """The mask is true for kernels of these classes."""
         return self.are(lambda name: name.kernel_class in classes)
 
     @cached_property
     def by_graph(self) -> Mask:
-        """True for rows of device work that a graph launch replayed."""
+        """Returns True for rows of device work that a graph launch replayed."""
         graphs = where_name(self.trace, self.trace.calls, lambda name: "GraphLaunch" in name)
         return self._of_call(graphs.astype(np.int64)) > 0
 
     @cached_property
     def operator(self) -> Ints:
-        """Each row of device work has the innermost operator here that launched it."""
+        """Returns the innermost operator that launched each row of device work."""
         calls = distinct(self.call[self.is_launched])
         operator_of_call = np.full(len(self.trace.calls), UNKNOWN, np.int64)
         operator_of_call[calls] = self.operators_of(calls)
@@ -166,8 +166,8 @@ class Links:
         if not len(operators):
             return np.full(len(calls), UNKNOWN, np.int64)
         found = _look_up(operators.external, np.lexsort((operators.start, operators.external)), table.external[calls])
-        # A call has the number of the operator it came from. Older traces write another number there: then, and where nothing is
-        # written, the operator around it in time is meant.
+        # A call has the number of the operator it came from. Older traces write another number there. Then, and if nothing
+        # is written, the operator around it in time is taken.
         at = table.start[calls]
         fits = (found >= 0) & (operators.start[found] <= at) & (at <= operators.end[found])
         found[~fits] = self.nesting.around(table.thread[calls[~fits]], at[~fits])
@@ -175,7 +175,7 @@ class Links:
 
 
 def where_name(trace: Trace, table: HostRanges | DeviceWork, is_meant: Callable[[str], object]) -> Mask:
-    """Rows with a name that is meant; each name is looked at once."""
+    """The mask is true for rows with a name that `is_meant` accepts. Each name is looked at once."""
     found: Mask = np.isin(
         table.name, [number for number in distinct(table.name).tolist() if is_meant(trace.names[number])]
     )
@@ -183,12 +183,12 @@ def where_name(trace: Trace, table: HostRanges | DeviceWork, is_meant: Callable[
 
 
 def matching(trace: Trace, table: HostRanges | DeviceWork, rule: re.Pattern[str]) -> Mask:
-    """Rows whose name the rule finds."""
+    """The mask is true for rows whose name the rule finds."""
     return where_name(trace, table, rule.search)
 
 
 def _look_up(keys: Ints, order: Ints, wanted: Ints) -> Ints:
-    """Returns the first row in `order` that has each wanted key; UNKNOWN where there is none. Keys of 0 and below name nothing."""
+    """Returns the first row in `order` that has each wanted key. It is UNKNOWN if there is none. Keys of 0 and below name nothing."""
     if not len(keys):
         return np.full(len(wanted), UNKNOWN, np.int64)
     ordered = keys[order]

@@ -1,9 +1,9 @@
-"""Reads the name of a kernel or operator: its function, a name short enough for a table, its class, and whose code it is.
+"""This module reads the name of a kernel or operator: its function, a name short enough for a table, its class, and whose code it is.
 
 Names come demangled (`void at::native::foo<float>(int)`), mangled (`_ZN2ck6device6kernelI…`) and plain (`triton_poi_0`).
-Anyone may write a trace, so that only the beginning of a name is looked at, and never with a pattern that backtracks. The words
-that tell something stand in `data/kernels.toml`. The function's own name decides; its template arguments only where it is a
-wrapper, for they also name types: a kernel on `cutlass::bfloat16_t` need not multiply anything.
+Anyone may write a trace, so only the beginning of a name is looked at, and never with a pattern that backtracks. The words
+that tell something stand in `data/kernels.toml`. The function's own name decides. Its template arguments count only if it
+is a wrapper, because they also name types: a kernel on `cutlass::bfloat16_t` need not multiply anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redline.model.units import printable
 
 SHORT_NAME_LENGTH = 56
 LONGEST_NAME = 1500
-"""No function's own name, nor the functor that tells what it does, stands further on."""
+"""Only this many characters of a name are read. A function's own name, and the functor that tells what it does, stand before that."""
 
 LABEL_LENGTH = 120
 """Names of operators, copies and annotations are cut to this many characters where people read them."""
@@ -29,15 +29,15 @@ _LONGEST_TEMPLATE = 300
 _MOST_ARGUMENTS = 12
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)(::|\(?)")
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*+(?!::)")
-"""An identifier that is no namespace."""
+"""It matches an identifier that is not a namespace."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LENGTH = re.compile(r"L[a-zA-Z_]n?\d+E|(\d{1,4})")
 _OWN_LENGTH = re.compile(r"\d{1,4}")
 _TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
 _TOLD_BY = ("Functor", "Op", "_kernel", "Epilogue", "KernelImpl")
-"""A name without any of these has no telling word."""
+"""A name without any of these has no word that tells what it computes."""
 WORDS: dict[str, Any] = tomllib.loads((files("redline.trace") / "data" / "kernels.toml").read_text("utf-8"))
-"""Says what the words in names tell."""
+"""This table says what the words in names tell."""
 _GENERIC, _NAMESPACES, _WRAPPERS, _TYPES = (
     frozenset(WORDS["names"][kind].split()) for kind in ("generic", "namespaces", "wrappers", "types")
 )
@@ -45,14 +45,14 @@ _GENERIC, _NAMESPACES, _WRAPPERS, _TYPES = (
 
 class Parts(NamedTuple):
     function: str
-    """With its namespaces, without templates and parameters."""
+    """This is the name with its namespaces, without templates and parameters."""
     template: str = ""
     """These are its arguments as they stand in the name."""
     is_mangled: bool = False
 
     @property
     def arguments(self) -> list[str]:
-        """The first names among its template arguments that are neither namespaces nor built-in types."""
+        """Returns the first names among its template arguments that are neither namespaces nor built-in types."""
         words = _mangled_words(self.template) if self.is_mangled else _ARGUMENT.findall(self.template)
         return [word for word in words if word not in _TYPES][:_MOST_ARGUMENTS]
 
@@ -71,20 +71,21 @@ def parts_of(name: str) -> Parts:
     if 0 < paren < angle or angle < 0:
         return Parts(plain[:paren].rstrip().rpartition(" ")[2] or plain)
     head = plain[:angle]
-    if head.endswith("enable_if"):  # the type that the function returns; its name comes later
+    # `enable_if` is the type that the function returns. The function's name comes later.
+    if head.endswith("enable_if"):
         begin = plain.find(" ", _closing(plain, angle, ">::"))
         return parts_of(plain[begin + 1 :]) if begin >= 0 else Parts(plain)
     return Parts(head.rpartition(" ")[2] or plain, plain[angle : _closing(plain, angle)])
 
 
 def words_of(text: str) -> set[str]:
-    """Returns the words in an identifier, lower case, each alone and joined to the next: `SoftMaxForward` has `softmax`."""
+    """Returns the words in an identifier in lower case, each alone and joined to the next. For example, `SoftMaxForward` has `softmax`."""
     words = [word.lower() for word in _WORD.findall(text)]
     return {*words, *map(str.__add__, words, words[1:])}
 
 
 def short_name(name: str) -> str:
-    """The function without namespaces, types and parameters, with the functor that tells what it computes."""
+    """Returns the function without namespaces, types and parameters, with the functor that tells what it computes."""
     parts = parts_of(name)
     base = _base(parts) or parts.function
     short = printable(base + _functor(parts, base))
@@ -92,13 +93,13 @@ def short_name(name: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """Returns a name from a trace, safe to print and cut to a sensible length."""
+    """Returns a name from a trace that is safe to print and cut to `LABEL_LENGTH`."""
     shown = printable(name[: LABEL_LENGTH + 1])
     return shown if len(shown) <= LABEL_LENGTH else shown[:LABEL_LENGTH] + "…"
 
 
 def _base(parts: Parts) -> str:
-    """The function's own name; of one that says nothing, what it runs, else where it comes from."""
+    """Returns the function's own name. If that says nothing, it returns what the function runs, else where it comes from."""
     path, _, base = parts.function.rpartition("::")
     if base.lower() not in _GENERIC:
         return base
@@ -110,8 +111,8 @@ def _base(parts: Parts) -> str:
 
 
 def _closing(plain: str, opening: int, closing: str = ">(") -> int:
-    """Returns where the bracket is closed again, or as far as is looked at; `closing` is what is expected there."""
-    # Counted by `str`, not bracket by bracket: that would take most of the time of reading a name.
+    """Returns where the bracket is closed again, or the last place that is looked at. `closing` is the text expected there."""
+    # `str` counts the brackets, because going from bracket to bracket would take most of the time of reading a name.
     end, limit = opening, opening + _LONGEST_TEMPLATE
     while (end := plain.find(closing, end + 1, limit)) >= 0:
         if plain.count("<", opening, end) <= plain.count(">", opening, end + 1) - plain.count("->", opening, end + 1):
@@ -120,7 +121,7 @@ def _closing(plain: str, opening: int, closing: str = ">(") -> int:
 
 
 def _functor(parts: Parts, base: str) -> str:
-    """The name among a kernel's template arguments that says what it computes, in brackets; empty where none does."""
+    """Returns the name among a kernel's template arguments that says what it computes, in brackets. It is empty if none does."""
     if not any(map(parts.template.__contains__, _TOLD_BY)):
         return ""
     words = [(word, "") for word in parts.arguments] if parts.is_mangled else _IDENTIFIER.findall(parts.template)
@@ -132,7 +133,7 @@ def _functor(parts: Parts, base: str) -> str:
 
 
 def _demangled(name: str) -> Parts:
-    """Roughly: the identifiers of the nested name; those among the template arguments are found when asked for."""
+    """Returns the parts of a nested name, found roughly. Those among the template arguments are found when asked for."""
     position = 3 if name.startswith("_ZN") else 2
     path: list[str] = []
     while found := _OWN_LENGTH.match(name, position):
@@ -145,7 +146,7 @@ def _demangled(name: str) -> Parts:
 
 
 def _mangled_words(template: str) -> list[str]:
-    """Returns the first identifiers among mangled template arguments, each written after its length."""
+    """Returns the first identifiers among mangled template arguments. Each one is written after its length."""
     words: list[str] = []
     position = 0
     while len(words) < 2 * _MOST_ARGUMENTS and (found := _LENGTH.search(template, position)):
@@ -156,7 +157,7 @@ def _mangled_words(template: str) -> list[str]:
     return words
 
 
-# Classes
+# The rest of this file is about classes.
 
 KernelClass = Literal[
     "convolution",
@@ -175,7 +176,7 @@ CLASSES: tuple[KernelClass, ...] = get_args(KernelClass)
 UNCLASSIFIED: KernelClass = "other"
 
 MEMORY_CLASSES: frozenset[KernelClass] = frozenset(("elementwise", "norm", "reduction", "copy", "embedding"))
-"""Do little with each byte they touch: memory is what limits them, whatever the device."""
+"""Kernels of these classes do little with each byte they touch, so memory limits them on any device."""
 
 PRODUCT_CLASSES: frozenset[KernelClass] = frozenset(("convolution", "matmul", "attention"))
 """These run on the matrix units."""
@@ -191,7 +192,8 @@ _RUN_OTHERS: frozenset[KernelClass] = frozenset(("elementwise", "reduction", UNC
 
 
 class Described(msgspec.Struct, frozen=True, gc=False):
-    """This is what a name tells. It is worked out once: a trace may hold hundreds of thousands of them. The data file explains the marks."""
+    """This is what a name tells. It is worked out once, because a trace may hold hundreds of thousands of names. The data
+    file explains the marks."""
 
     kernel_class: KernelClass
     converts_layout: bool = False
@@ -220,14 +222,14 @@ def describe(name: str) -> Described:
 
 
 _told = cache(Described)
-"""One object for all names that tell the same."""
+"""All names that tell the same share one object."""
 
 _LIBRARIES = [(name, re.compile(rule, re.IGNORECASE)) for name, rule in WORDS["libraries"].items()]
 
 
 @lru_cache(maxsize=100_000)
 def library_of(name: str) -> str:
-    """Return whose code a kernel is, or the operator on a CPU; `native` is torch's own."""
+    """Returns whose code a kernel is, or the operator on a CPU. `native` is torch's own code."""
     return next((library for library, rule in _LIBRARIES if rule.search(name[:LONGEST_NAME])), "native")
 
 
@@ -245,7 +247,7 @@ def _class_of(name: str) -> KernelClass:
     if name in WORDS["names"]["views"].split():
         return UNCLASSIFIED
     parts = parts_of(name)
-    # FBGEMM is a library of embeddings, whatever its name says.
+    # FBGEMM is a library of embeddings, although its name says GEMM.
     found = _of_words(_telling_words(parts.function.replace("fbgemm", "")), parts.function)
     arguments = parts.arguments if found in _RUN_OTHERS or parts.says_nothing else []
     if not arguments:
@@ -256,13 +258,13 @@ def _class_of(name: str) -> KernelClass:
 
 @lru_cache(maxsize=1 << 14)
 def _telling_words(identifier: str) -> frozenset[str]:
-    """Those of its words that tell a class. Names differ by the hundred thousand, the identifiers in them hardly."""
+    """Returns those of its words that tell a class. There are hundreds of thousands of names, but few identifiers in them."""
     return _KNOWN_WORDS & words_of(identifier)
 
 
 _ROTARY = frozenset(("rotary", "rope"))
 _NUMBERED_CUDNN = re.compile(r"\dcudnn")
-"""As in `volta_fp16_s884cudnn_fp16_256x64`: a convolution of older versions."""
+"""It matches names like `volta_fp16_s884cudnn_fp16_256x64`, which is a convolution of older versions."""
 
 
 def _of_words(words: frozenset[str], name: str) -> KernelClass:

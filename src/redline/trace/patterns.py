@@ -1,5 +1,7 @@
-"""This module finds work in a trace that could be done in another way. It looks at rows of device work, and never at names alone
-where the operators around them are known."""
+"""This module finds work in a trace that could be done in another way.
+
+It looks at rows of device work, and does not rely on names alone if the operators around them are known.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ _FORWARD_ONLY = re.compile(
 _NEAR = 10
 """There are no more kernels (scaling, masking, dropout, copies) than this between the products of attention and its softmax."""
 SEVERAL = 3
-"""Operators with so many times as many kernels as usual are trying them, not using them."""
+"""Operators with this many times as many kernels as usual are trying kernels, not using them."""
 COLD_EXCESS = 0.05
-"""A first step whose kernels take so much longer than the same kernels later was not warm."""
+"""A first step was not warm if its kernels take longer by this share than the same kernels later."""
 
 
 def unfused_attention(links: Links) -> Mask:
-    """Returns true for attention that is written out, forward or backward: softmax between batched products, and all between them.
+    """Returns True for attention that is written out, forward or backward: softmax between batched products, and all between them.
 
-    They are told by their operator where there is one, and kernels without by their names.
+    It is recognised by its operators. Kernels without an operator are recognised by their names.
     """
     trace, work, by_operator = links.trace, links.trace.work, links.operator >= 0
     kernels, product = work.kind == Work.KERNEL, links.is_class("matmul")
@@ -50,13 +52,14 @@ def unfused_attention(links: Links) -> Mask:
 
 
 def attention_on_host(links: Links) -> Mask:
-    """The same among operators, where the host is the device: all that run from the first product to the second."""
+    """Returns the same among operators, for traces where the host is the device. It covers all that run from the first
+    product to the second."""
     trace, operators, nesting = links.trace, links.trace.operators, links.nesting
     softmax, product = matching(trace, operators, _SOFTMAX), matching(trace, operators, _BATCHED_PRODUCT)
     works = where_name(trace, operators, lambda name: class_of(name) != "other")
 
     def innermost(rows: Mask) -> Mask:
-        """An operator that only calls another of the same kind is not a second one."""
+        """Leaves out operators that only call another of the same kind, because they are not a second one."""
         return rows & ~(nesting.with_all_inside(rows.astype(np.int64)) > rows)
 
     counted = innermost(softmax | product) | (innermost(works) & ~softmax & ~product)
@@ -85,16 +88,17 @@ def _written_out(
         before, after = [one for one in near if one < position], [one for one in near if one > position]
         if before and after and max(position - before[-1], after[0] - position) <= _NEAR:
             first, last = before[-1], after[0]
-            if backward[position]:  # there, two products are on either side
+            # In the backward pass two products are on either side.
+            if backward[position]:
                 first = before[0] if first - before[0] <= 2 else first
                 last = after[-1] if after[-1] - last <= 2 else last
             yield order[first : last + 1]
 
 
 def strict_products(links: Links) -> Mask:
-    """Returns true for matrix products and convolutions without tensor cores, and for all that their operator does to prepare them.
+    """Returns True for matrix products and convolutions without tensor cores, and for all that their operator does to prepare them.
 
-    A graph replays kernels without operators: there the conversions of layout beside such products count as theirs.
+    A graph replays kernels without operators. There the conversions of layout beside such products count as theirs.
     """
     strict, trace, has_operator = links.are(lambda name: name.is_strict_fp32), links.trace, links.operator >= 0
     multiplies = where_name(trace, trace.operators, lambda name: class_of(name) in ("matmul", "convolution"))
@@ -109,14 +113,14 @@ def strict_products(links: Links) -> Mask:
 
 
 def recomputed(links: Links) -> Mask:
-    """Device work of the forward pass that is done again during the backward pass."""
+    """The mask is true for device work of the forward pass that is done again during the backward pass."""
     return np.append(recomputed_operators(links), False)[links.operator]
 
 
 def recomputed_operators(links: Links) -> Mask:
-    """Operators of the forward pass that run again during the backward pass, as activation checkpointing does.
+    """The mask is true for operators of the forward pass that run again during the backward pass, as activation checkpointing does.
 
-    Operators in the backward pass run without recording a graph; recomputed ones record one, and carry its number.
+    Operators in the backward pass run without recording a graph. Recomputed ones record one, and carry its number.
     """
     trace, operators, parent = links.trace, links.trace.operators, links.nesting.parent
     backward, again = matching(trace, operators, _BACKWARD), np.zeros(len(operators), np.bool_)
@@ -127,7 +131,7 @@ def recomputed_operators(links: Links) -> Mask:
     for level in links.nesting.levels()[1:]:
         inside[level] = inside[parent[level]] | backward[parent[level]]
         again[level] = again[parent[level]] | (inside[level] & numbered[level])
-    # The backward pass may record a graph as well (create_graph): only what no backward formula calls is proof.
+    # The backward pass may record a graph as well (create_graph), so only operators that no backward formula calls are proof.
     return again & (again & matching(trace, operators, _FORWARD_ONLY)).any()
 
 
@@ -137,20 +141,21 @@ class Cold:
 
     steps: int
     excess: Ints
-    """By how much each row of device work was longer than the same work in the fastest of the later steps."""
+    """For each row of device work it holds how much longer the row was than the same work in the fastest of the later steps."""
     tried: Mask
-    """True for kernels of operators that launch several times as many as the same operators later: algorithms are compared."""
+    """It is true for kernels of operators that launch several times as many as the same operators later. They are comparing algorithms."""
 
 
 def cold_kernels(recorded: Recorded) -> Cold:
     """Returns what is spent by the first steps on the kernels of an operator beyond what the same operator takes later.
 
-    Only operators that are called equally often are compared; kernels that no operator launched stand for themselves.
+    Only operators that are called equally often are compared. Kernels that no operator launched stand for themselves.
     """
     borders, links, work = step_borders(recorded), recorded.links, recorded.trace.work
     none = np.zeros(len(work), np.int64)
     if borders is None or len(borders) < 4:
-        return Cold(0, none, none > 0)  # of two steps nobody can say which is the usual one
+        # Of two steps nobody can say which is the usual one.
+        return Cold(0, none, none > 0)
     count = len(borders) - 1
     later = slice(count // 2, None)
     rows = np.flatnonzero((work.kind == Work.KERNEL) & ~links.is_class("communication"))
@@ -162,7 +167,7 @@ def cold_kernels(recorded: Recorded) -> Cold:
     names, place = np.unique(np.where(known, named, work.name[rows]), return_inverse=True)
 
     def by_step(values: Ints | int) -> Ints:
-        """Returns for each place in the program what is the sum of its rows in each step."""
+        """Returns the sum of the values over the rows of each place in the program, for each step."""
         return summed(place * count + step, values, len(names) * count).reshape(-1, count)
 
     def usual(values: Ints) -> Any:
@@ -174,7 +179,7 @@ def cold_kernels(recorded: Recorded) -> Cold:
     cold = int(np.argmin(np.append(is_cold[: count // 2], False)))
     longer = (excess > 0) & (np.arange(count) < cold)
     several = (launched >= SEVERAL * usual(launched)) & longer
-    # What several algorithms take is beyond what the one that is kept usually takes.
+    # If several algorithms are tried, what counts is the time beyond what the one that is kept usually takes.
     beyond = np.where(several, excess, total - total[:, later].min(axis=1, keepdims=True)) * longer
     found, tried = none.copy(), none > 0
     found[rows] = ((beyond / np.maximum(total, 1))[place, step] * work.duration[rows]).astype(np.int64)

@@ -31,9 +31,9 @@ class Without:
     """This says what is taken out of one device's steps."""
 
     work: Ints | None = None
-    """For each row of the trace's device work, by how much it is shorter; a row that loses all its time is gone."""
+    """For each row of the trace's device work it says by how much the row is shorter. A row that loses all its time is removed."""
     host: Intervals = NEVER
-    """Time of the host."""
+    """This time of the host is taken out."""
     waits: Mask | None = None
     """The mask is true for calls of the host whose wait is skipped."""
     gaps: Mask | None = None
@@ -61,7 +61,7 @@ class DeviceRun:
 
     @cached_property
     def waits(self) -> Intervals:
-        """When the host waited; nested waits and those of several threads at once are one. `first`: the call."""
+        """Returns when the host waited. Nested waits and those of several threads at once are one. `first` is the call."""
         calls, rows = self.host.trace.calls, self.host.waits
         merged = union(calls.start[rows], np.maximum(calls.end[rows] - 1, calls.start[rows]))
         inside = merged.end >= self.bounds[0]
@@ -70,11 +70,11 @@ class DeviceRun:
 
     @cached_property
     def calls(self) -> Calls:
-        """Its collectives."""
+        """Returns its collectives."""
         return calls_of(self.view)
 
     def cut(self, rows: Mask) -> Ints:
-        """Returns what `Without.work` is where these rows of device work lose all their time."""
+        """Returns what `Without.work` is if these rows of device work lose all their time."""
         return np.where(rows, self.recorded.trace.work.duration, 0)
 
 
@@ -96,36 +96,36 @@ class _Wait:
     start: int
     end: int
     entry: int
-    """The last work to end before the wait did, even if that was done before; UNKNOWN where there is none."""
+    """This is the last work to end before the wait did, even if that was done before. It is UNKNOWN if there is none."""
     done: int
-    """When what it waited for was done; no later than the wait's end."""
+    """What it waited for was done at this time, which is no later than the wait's end."""
     goes_on: int
-    """The work is still busy for so long after the wait."""
+    """The work is still busy for this long after the wait."""
 
 
 @dataclass
 class _Node:
-    """A stretch of one stream that nothing but its own launches and its beginning can delay."""
+    """This is a stretch of one stream that nothing but its own launches and its beginning can delay."""
 
     device: int
     low: int
     high: int
     before: int
-    """The node before on the same stream; UNKNOWN where it is the first."""
+    """This is the node before on the same stream. It is UNKNOWN for the first one."""
     waits: int
-    """How many of the host's waits had ended when its work was launched."""
+    """This many of the host's waits had ended when its work was launched."""
     other: int
-    """This is the node of another stream whose end it waits for; UNKNOWN where there is none."""
+    """This is the node of another stream whose end it waits for. It is UNKNOWN if there is none."""
     after: int
-    """How long after that one it starts."""
+    """It starts this long after that one."""
     meets: list[int] = field(default_factory=list)
-    """The nodes that are the same collective on every rank."""
+    """These are the nodes that are the same collective on every rank."""
     transfer: int = 0
-    """How long the collective goes on once all ranks have arrived."""
+    """The collective goes on for this long once all ranks have arrived."""
 
 
 class _Kind(IntEnum):
-    """The kinds of things that are played, at one moment in this order."""
+    """These are the kinds of things that are played. At one moment they are played in this order."""
 
     MET = 0
     WAIT = 1
@@ -133,7 +133,7 @@ class _Kind(IntEnum):
 
 
 class _Device:
-    """The work of one device as entries in order of stream and start, each with what it had to wait for."""
+    """This is the work of one device as entries in order of stream and start, each with what it had to wait for."""
 
     def __init__(self, run: DeviceRun) -> None:
         self.run = run
@@ -149,16 +149,17 @@ class _Device:
         launched = np.where(blocks, links.launched_at[order], links.launched_by[order])
         launched = np.where(known, np.minimum(launched, self.start), _NEVER)
         ready = np.maximum(np.where(same, before, _NEVER), launched)
-        ready = np.where(ready > _NEVER, np.maximum(ready, run.bounds[0]), _NEVER)  # the device was not there before
+        # Nothing is ready earlier than the device was free for these steps.
+        ready = np.where(ready > _NEVER, np.maximum(ready, run.bounds[0]), _NEVER)
         computes = (work.kind[order] == Work.KERNEL) & ~links.is_class("communication")[order]
         self.waits_for = self._others(stream, computes, ready, known & (ready == launched))
-        """Another entry that ended right before each entry started; UNKNOWN where there is none."""
+        """For each entry, it is another entry that ended right before it started. It is UNKNOWN if there is none."""
         ended = np.where(self.waits_for >= 0, self.end[self.waits_for], _NEVER)
         ready = np.maximum(ready, ended)
-        # Work that is the first of its stream and whose launch is not in the file starts when it started.
+        # Work that is the first of its stream and whose launch is not in the file starts when it started in the trace.
         free = ready == _NEVER
         self.delay = np.where(free, 0, np.maximum(self.start - ready - run.latency_ns, 0))
-        """How late each was for reasons that the trace does not show."""
+        """Each entry was late by this much for reasons that the trace does not show."""
         begun = self.start - self.delay
         self.idle_delay = self.delay - run.view.busy.within(begun, self.start)
         """The part of the delay in which the device had nothing else to do."""
@@ -167,22 +168,23 @@ class _Device:
         soonest = int(np.min((begun - launched)[is_late], initial=run.latency_ns))
         reaches = np.where(is_late, begun, np.minimum(begun, launched + soonest))
         self.queue = np.where(same, np.where(is_queued, begun - before, np.minimum(begun - before, 0)), _NEVER)
-        """The gap after the work before it on its stream; `_NEVER` where it is the first."""
+        """This is the gap after the work before it on its stream. It is `_NEVER` for the first one."""
         self.asked = np.where(known, reaches, np.where(free, self.start, _NEVER))
-        """When its launch reached the device; `_NEVER` where the file does not tell."""
+        """Its launch reached the device at this time. It is `_NEVER` if the file does not tell."""
         self.launched = np.where(known, launched, np.where(free, run.bounds[0], _NEVER))
         self.is_short = is_queued & known & (self.start > ready)
-        """True if the gap before it is no longer than usual and it was launched in time."""
+        """It is true if the gap before it is no longer than usual and it was launched in time."""
         after = np.where(ready == ended, begun - ended, np.minimum(begun - ended, 0))
         self.after = np.where(self.waits_for >= 0, after, 0)
-        """How long after what it waits for it started."""
+        """It started this long after the work that it waits for."""
         self.waits = list(self._host_waits())
 
     def _others(self, stream: Ints, computes: Mask, ready: Ints, is_late: Mask) -> Ints:
-        """Returns which work of another stream each piece of work is waiting for; UNKNOWN where there is none.
+        """Returns which work of another stream each piece of work is waiting for. It is UNKNOWN if there is none.
 
-        That is the last to end before it started: where it is later than its own stream and its launch explain, where only its
-        launch kept it from starting and nothing else was running, and where the two streams never computed side by side.
+        That is the last to end before it started. It counts in three cases: it ended later than the work's own stream and its
+        launch explain, only its launch kept the work from starting and nothing else was running, or the two streams never
+        computed side by side.
         """
         start, end, found = self.start, self.end, np.full(len(stream), UNKNOWN, np.int64)
         streams = distinct(stream).tolist()
@@ -225,7 +227,7 @@ class _Device:
         columns = (merged.start.tolist(), merged.end.tolist(), last.tolist())
         for index, (start, end, at) in enumerate(zip(*columns, strict=True)):
             entry, done = own.get(index, UNKNOWN), end
-            # A copy may go on for a little after the call that waits for it; else the last work to end was waited for.
+            # A copy may go on for a little after the call that waits for it. Otherwise the last work to end was waited for.
             if entry < 0 or self.end[entry] <= end:
                 while at >= 0 and asked_at[at] >= end:
                     at -= 1
@@ -290,7 +292,7 @@ class Replay:
         self._order.sort()
 
     def _meet(self, numbers: list[int]) -> None:
-        """Join the nodes that are one collective."""
+        """Joins the nodes that are one collective."""
         nodes = [self._nodes[number] for number in numbers]
         starts = [int(self._devices[node.device].start[node.low]) - self._offsets[node.device] for node in nodes]
         for number, node, start in zip(numbers, nodes, starts, strict=True):
@@ -308,7 +310,7 @@ class Replay:
         return self.played([NOTHING] * len(self._devices))
 
     def played(self, without: Sequence[Without]) -> list[int]:
-        """When the steps of each device end."""
+        """Returns when the steps of each device end."""
         scenes = [_Scene(*given) for given in zip(self._devices, without, strict=True)]
         sums = [stretch for scene in scenes for stretch in scene.stretches]
         ends = [_NEVER] * len(self._nodes)
@@ -336,7 +338,7 @@ class Replay:
             end -= shifts[at][min(node.waits, len(shifts[at]) - 1)]
             end = max(end, (ends[node.before] if node.before >= 0 else device.run.bounds[0]) + whole)
             if node.other >= 0:
-                # Work that is gone needs no pause around it.
+                # Work that was removed needs no pause around it.
                 gone = scene.gone[node.low] or scene.gone[self._nodes[node.other].high - 1]
                 end = max(end, ends[node.other] + (0 if gone else node.after) + whole - queue)
             ends[number] = arrived[number] = end
@@ -347,7 +349,7 @@ class Replay:
 
 
 class _Scene:
-    """One device with something taken out."""
+    """This is one device with something taken out."""
 
     def __init__(self, device: _Device, without: Without) -> None:
         self._run, low, high = device.run, device.low, np.append(device.low[1:], len(device.row)) - 1
@@ -355,8 +357,9 @@ class _Scene:
         self.cut = none if without.work is None else np.minimum(without.work[device.row], device.length)
         length = device.length - self.cut
         self.gone = (self.cut > 0) & (length == 0)
-        length[device.meets] = 0  # a collective goes on once all have arrived
-        # What makes work late makes it late by the whole gap.
+        # A collective goes on once all have arrived.
+        length[device.meets] = 0
+        # A cause that makes work late makes it late by the whole gap.
         closed = (device.idle_delay > 0) & without.delays
         if without.gaps is not None:
             closed |= without.gaps[device.row] & device.is_short
@@ -377,7 +380,7 @@ class _Scene:
         self._taken_in_all = int(without.host.before(np.array([self._run.bounds[1]]))[0])
 
     def shift_after(self, wait: _Wait, shift: int, ended: int) -> int:
-        """How much earlier the host is after a wait, beside what was taken out of its own time."""
+        """Returns how much earlier the host is after a wait, not counting what was taken out of its own time."""
         before, after = self._taken[0][wait.index], self._taken[1][wait.index]
         leaves: int = wait.start - shift - before
         if not self._skipped[wait.index]:

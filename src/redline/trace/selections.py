@@ -1,4 +1,5 @@
-"""This module says what could be taken out of the recorded steps: the host's time, waits and device work that a cause of lost time stands for."""
+"""This module says what could be taken out of the recorded steps: the host's time, waits and device work that a cause of lost
+time stands for."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from redline.trace.timeline import host_busy
 from redline.trace.window import Recorded
 
 WORTH_A_LINE = 0.02
-"""Share of the time that is worth a line of its own."""
+"""A cause must take this share of the time to get a line of its own."""
 FIRST_CACHE_BYTES = 32 << 10
 """The first data cache of most processors is this large."""
 
@@ -47,7 +48,8 @@ def all_time(bounds: tuple[int, int]) -> Intervals:
 
 
 def unusual(rest: Intervals, least_ns: float, few: int = 0) -> Intervals:
-    """Stretches of at least this length that are longer than usual. Where only a few are as long as that, none of them is usual."""
+    """Returns stretches of at least this length that are longer than usual. If fewer than `few` are as long as that, all of
+    them are unusual."""
     length = rest.end - rest.start
     long = length >= least_ns
     if long.sum() >= few:
@@ -56,13 +58,13 @@ def unusual(rest: Intervals, least_ns: float, few: int = 0) -> Intervals:
 
 
 def _longest(trace: Trace, names: Ids, duration: Ints) -> str:
-    """The name that takes most of the time."""
+    """Returns the name that takes most of the time."""
     return short_name(trace.names[int(summed(names, duration, len(trace.names)).argmax())]) if len(names) else ""
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """This selects time, which is of one device and of the host that drives it."""
+    """This selects time of one device and of the host that drives it."""
 
     run: DeviceRun
 
@@ -83,31 +85,32 @@ class OnDevice:
 
     @cached_property
     def named(self) -> dict[NamedCause, Intervals]:
-        """This is when the host did what has a name of its own, by the cause of idle time that it is."""
+        """Returns when the host did what has a name of its own, by the cause of idle time that it is."""
         return {cause: self.on_launching_threads(ranges) for cause, ranges in self.view.named.items()}
 
     @cached_property
     def plain(self) -> Intervals:
-        """When the host did none of these things."""
+        """Returns when the host did none of these things."""
         return without(all_time(self.run.bounds), joined(*self.named.values()))
 
     @cached_property
     def pauses(self) -> Intervals:
-        """When no thread launched anything."""
+        """Returns when no thread launched anything."""
         calls, launches = self.trace.calls, self.view.launching
         return without(all_time(self.run.bounds), union(calls.start[launches], calls.end[launches]))
 
     @cached_property
     def stalls(self) -> Intervals:
-        """These are pauses in the plain time, far longer than usual. Together too short to be worth a line, they are part of
-        the host's usual lateness."""
+        """Returns pauses in the plain time that are far longer than usual. If they are together too short to be worth a
+        line, they count as the host's usual lateness."""
         length = self.run.bounds[1] - self.run.bounds[0]
         found = both(self.plain, unusual(self.pauses, WORTH_A_LINE * length / max(len(self.run.recorded.steps), 1)))
         return found if both(found, self.run.idle.when["host"]).total >= WORTH_A_LINE * length else NEVER
 
     @cached_property
     def steady(self) -> Intervals:
-        """The plain time without what stalls are longer than a usual pause: they too begin and end with launching."""
+        """Returns the plain time without stalls. Each stall leaves the length of a usual pause, because it too begins and
+        ends with launching."""
         if not len(self.stalls):
             return self.plain
         start = self.stalls.start + int(np.median(self.pauses.end - self.pauses.start))
@@ -121,7 +124,7 @@ class OnDevice:
         return found
 
     def operators_around(self, calls: Mask) -> Intervals:
-        """The operators that make these calls; they go with them."""
+        """Returns the operators that make these calls. They disappear with them."""
         rows = self.links.operators_of(np.flatnonzero(calls))
         return union(self.trace.operators.start[rows[rows >= 0]], self.trace.operators.end[rows[rows >= 0]])
 
@@ -132,9 +135,9 @@ class OnDevice:
         return found
 
     def after(self, calls: Mask) -> Intervals:
-        """Returns the time from the end of each call to the next launch: what the host does there may be for the sake of the result.
+        """Returns the time from the end of each call to the next launch. What the host does there may be for the sake of the result.
 
-        Operators that launch nothing are work of their own, and no part of it.
+        Operators that launch nothing are work of their own, so they are left out.
         """
         operators, end = self.trace.operators, self.trace.calls.end[calls]
         launching = self.links.operators_of(self.view.launching)
@@ -143,12 +146,12 @@ class OnDevice:
         return both(without(union(end, self.next_launch(end)), self.on_launching_threads(others)), self.plain)
 
     def making(self, calls: Mask) -> Intervals:
-        """The operators around these waits, without what has another name."""
+        """Returns the operators around these waits, without what has another name."""
         return both(self.operators_around(calls), joined(self.plain, self.named["warm-up"]))
 
     @cached_property
     def own_stalls(self) -> Intervals:
-        """Stalls by themselves: those behind a wait belong to it, unless they are the larger trouble."""
+        """Returns stalls by themselves. A stall behind a wait belongs to the wait, unless the stalls are the larger trouble."""
         stalls, claimed = self.stalls, NEVER
         if not len(stalls):
             return stalls
@@ -163,7 +166,7 @@ class OnDevice:
 
     @cached_property
     def waits_into_stalls(self) -> Mask:
-        """The mask is true for waits behind which a stall of its own begins: what makes the program stall there also makes it wait."""
+        """The mask is true for waits behind which a stall of its own begins. What makes the program stall there also makes it wait."""
         found, end = self.waits.copy(), self.trace.calls.end[self.waits]
         until = self.next_launch(end)
         found[found] = self.own_stalls.within(end, until) > MOSTLY * (until - end)
@@ -171,11 +174,12 @@ class OnDevice:
 
     @cached_property
     def blocking_copies(self) -> Mask:
-        """Copies between the host and the device for which the host waits."""
+        """The mask is true for copies between the host and the device for which the host waits."""
         return self.run.view.moves & self.links.is_launched & np.isin(self.links.call, self.view.blocking)
 
     def launching(self, rows: Mask) -> Intervals:
-        """The host's time to launch these rows: the operators that do it, and for each launch since the launch before it."""
+        """Returns the host's time to launch these rows: the operators that do it, and for each launch the time since the
+        launch before it."""
         calls = self.trace.calls
         launches = self.view.launching[np.argsort(calls.start[self.view.launching], kind="stable")]
         mine = np.zeros(len(calls), np.bool_)
@@ -186,7 +190,7 @@ class OnDevice:
         return both(joined(before, self.operators_around(mine)), self.steady)
 
     def longest(self, rows: Mask) -> str:
-        """The name that takes most of these rows' time."""
+        """Returns the name that takes most of these rows' time."""
         mine = self.trace.work.only(self.run.view.rows[rows[self.run.view.rows]])
         return _longest(self.trace, mine.name, mine.duration)
 
@@ -196,8 +200,8 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class OnHost:
-    """Selections from one process where the host is the device. Nothing runs beside anything else there, so that
-    taking out a piece of time saves all of it."""
+    """It selects time of one process where the host is the device. Nothing runs beside anything else there, so taking out a
+    piece of time saves all of it."""
 
     recorded: Recorded
     view: HostView
@@ -216,19 +220,19 @@ class OnHost:
 
     @cached_property
     def time(self) -> Intervals:
-        """All the time of the steps."""
+        """Returns all the time of the steps."""
         return all_time(self.recorded.bounds(0, self.busy)) if len(self.busy) else NEVER
 
     @cached_property
     def named(self) -> dict[NamedCause, Intervals]:
-        """This is when the main thread did what has a name of its own, by the cause of idle time that it is."""
+        """Returns when the main thread did what has a name of its own, by the cause of idle time that it is."""
         main = self.view.main_thread
         return {cause: both(self.time, on_thread(ranges, main)) for cause, ranges in self.view.named.items()}
 
     @cached_property
     def idle(self) -> IdleTime:
-        """When no operator was under way, by cause."""
-        # Between the marks of two steps the profiler does its own work.
+        """Returns when no operator was under way, by cause."""
+        # Between the marks of two steps the profiler does its own work, which is left out.
         rest = without(both(self.time, self.recorded.steps) if len(self.recorded.steps) else self.time, self.busy)
         when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
         causes: tuple[NamedCause, ...] = ("warm-up", "data")
@@ -238,27 +242,28 @@ class OnHost:
 
     @cached_property
     def stalls(self) -> Intervals:
-        """These are stretches of the host's own idle time, far longer than usual."""
+        """Returns stretches of the host's own idle time that are far longer than usual."""
         steps = max(len(self.recorded.steps), 1)
         least_ns = max(WORTH_A_LINE * self.time.total / steps, self.dispatch_ns + 1)
         return unusual(self.idle.when["host"], least_ns, few=QUARTILES * steps)
 
     @cached_property
     def python(self) -> Intervals:
-        """These are the short stretches between one operator and the next."""
+        """Returns the short stretches between one operator and the next."""
         return without(self.idle.when["host"], self.stalls)
 
     @cached_property
     def own_ns(self) -> Ints:
-        """Each operator has its time here, without those it called."""
+        """Returns the time of each operator without those it called."""
         return self_times(self.links)[0]
 
     def with_name(self, is_meant: Callable[[Described], bool]) -> Mask:
-        """Operators whose name tells what is meant."""
+        """The mask is true for operators whose description `is_meant` accepts."""
         return where_name(self.trace, self.trace.operators, lambda name: is_meant(describe(name)))
 
     def with_helpers(self, rows: Mask) -> Mask:
-        """Returns these operators and those that they call to prepare their work, which are views, allocations and conversions of a number."""
+        """Returns these operators and those that they call to prepare their work, which are views, allocations and
+        conversions of a number."""
         nesting, found = self.links.nesting, rows.copy()
         helps = self.with_name(lambda name: name.kernel_class in ("other", "copy"))
         for level in nesting.levels()[1:]:
@@ -274,12 +279,12 @@ class OnHost:
         return recomputed_operators(self.links)
 
     def around(self, rows: Mask) -> int:
-        """Returns the own time of the ranges around operators, in which the Python is that calls them."""
+        """Returns the own time of the ranges around operators. These ranges contain the Python that calls the operators."""
         parent = distinct(self.links.nesting.parent[rows])
         return int(self.own_ns[parent[(parent >= 0) & ~rows[parent]]].sum())
 
     def python_beside(self, rows: Mask) -> int:
-        """Returns how much of the Python between operators is right before or behind one of these, or what does little but call it."""
+        """Returns how much of the Python between operators is right before or behind one of these, or in what does little but call it."""
         operators, parent, found = self.trace.operators, self.links.nesting.parent, np.flatnonzero(rows)
         for _ in range(int(self.links.nesting.depth.max(initial=0))):
             little = operators.duration[parent[found]] < operators.duration[found] / MOSTLY
@@ -289,20 +294,20 @@ class OnHost:
 
     @cached_property
     def dispatch_ns(self) -> int:
-        """This is what an operator takes at most to be found and entered, as those show that compute nothing."""
+        """Returns the longest usual time that finding and entering an operator takes. Operators that compute nothing show it."""
         calls = self.own_ns[self.with_name(lambda name: name.kernel_class == "other") & (self.own_ns > 0)]
         own = self.idle.when["host"]
         return usual(calls if len(calls) >= QUARTILES else own.end - own.start)
 
     @cached_property
     def call_ns(self) -> int:
-        """This is what calling an operator takes: the Python before it, and entering it."""
+        """Returns what calling an operator takes, which is the Python before it and entering it."""
         pauses = self.python.end - self.python.start
         return self.dispatch_ns + int(np.median(pauses) if len(pauses) else 0)
 
     @cached_property
     def _alike(self) -> Ints:
-        """The number of an operator is the same for all of one name and shape."""
+        """Returns a number for each operator. It is the same for all of one name and shape."""
         operators = self.trace.operators
         found: Ints = np.unique(
             operators.name * np.int64(len(self.trace.shapes) + 1) + operators.shape, return_inverse=True
@@ -311,7 +316,7 @@ class OnHost:
 
     @cached_property
     def is_work(self) -> Mask:
-        """Operators that usually take longer than calling one takes."""
+        """The mask is true for operators that usually take longer than calling one takes."""
         order, calls = np.lexsort((self.own_ns, self._alike)), np.bincount(self._alike)
         middle = self.own_ns[order[np.cumsum(calls) - (calls + 1) // 2]]
         found: Mask = (middle > self.call_ns)[self._alike]
@@ -319,13 +324,13 @@ class OnHost:
 
     @cached_property
     def views(self) -> Mask:
-        """The mask is true for operators that make many views: they take time for each of them, and compute nothing."""
+        """The mask is true for operators that make many views. They take time for each view, and compute nothing."""
         return matching(self.trace, self.trace.operators, _MANY_VIEWS)
 
     @cached_property
     def is_little(self) -> Mask:
-        """True for operators whose data is in a processor's first cache and which multiply no matrices: computing them takes
-        less time than calling them. Only known where shapes were recorded."""
+        """The mask is true for operators whose data is in a processor's first cache and which multiply no matrices.
+        Computing them takes less time than calling them. It is only known if shapes were recorded."""
         operators, trace = self.trace.operators, self.trace
         first = np.unique(self._alike, return_index=True)[1]
         pairs = zip(operators.name[first].tolist(), operators.shape[first].tolist(), strict=True)
@@ -335,8 +340,8 @@ class OnHost:
 
     @cached_property
     def calling(self) -> int:
-        """The time that operators take to be called, outside of loops that read numbers: all of their own time, but of those that
-        take longer only what calling them takes."""
+        """Returns the time that operators take to be called, outside of loops that read numbers. It is all of their own
+        time, except for those that take longer, which count only what calling them takes."""
         inside = ~self.reading.holds(self.trace.operators.start)
         most = np.where(self.is_little | self.views, self.own_ns, self.call_ns)
         called, taken = (np.bincount(self._alike, each * inside) for each in (most, self.own_ns))
@@ -349,8 +354,8 @@ class OnHost:
 
     @cached_property
     def reading(self) -> Intervals:
-        """This is when tensors are turned into numbers one by one: the operators that do it, and the time before each since an operator
-        last computed something, such as the views of a loop over rows. Stalls are another matter."""
+        """Returns when tensors are turned into numbers one by one: the operators that do it, and the time before each since
+        an operator last computed something, such as the views of a loop over rows. Stalls are left out."""
         operators = self.trace.operators
         on_main = operators.thread == self.view.main_thread
         reads = self.numbers_read & on_main

@@ -1,7 +1,7 @@
-"""How much work an operator did, from the shapes that the profiler recorded with it.
+"""This module finds how much work an operator did, from the shapes that the profiler recorded with it.
 
-FLOPs are those of products: a multiplication with its addition is two. Bytes are every input and output once, as if
-nothing were cached: what the operator must move at least. The conventions are those of `redline flops`.
+FLOPs are those of products: a multiplication with its addition counts as two. Bytes are every input and output once, as if
+nothing were cached, which is the least that the operator must move. The conventions are those of `redline flops`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class OperatorWork:
 
     kind: KernelClass
     number_format: str
-    """It computes in fp32, fp16, bf16, fp8 …"""
+    """It computes in this format, such as fp32, fp16, bf16 or fp8."""
     flops: int
-    """Products; 0 where it makes none."""
+    """It counts the FLOPs of products. It is 0 if the operator makes none."""
     bytes: int
 
 
@@ -63,7 +63,7 @@ def _plain(dtype: str) -> str:
 
 
 def bytes_of_type(dtype: str) -> int | None:
-    """The bytes of one element, by the name that torch or a process group gives its type; None if it is not known."""
+    """Returns the bytes of one element, by the name that torch or a process group gives its type. Returns None if it is not known."""
     return _SIZES.get(_plain(dtype))
 
 
@@ -73,17 +73,17 @@ def number_format(dtype: str) -> str:
 
 
 def tensors_of(shape: Shape) -> list[Tensor]:
-    """Returns the tensors among the inputs, those of lists one by one. Inputs that are no tensors have no dimensions."""
+    """Returns the tensors among the inputs, with those of lists one by one. Inputs that are no tensors have no dimensions."""
     return [tensor for one in _inputs(shape) for tensor in one]
 
 
 @lru_cache(maxsize=65536)
 def _inputs(shape: Shape) -> tuple[tuple[Tensor, ...], ...]:
-    """For each argument its tensors; none for other arguments."""
+    """Returns the tensors of each argument. An argument that is no tensor has none."""
     dims, types = _list(shape.dims, Any), _list(shape.types, Any)
     found: list[tuple[Tensor, ...]] = []
     for one, dtype in zip_longest(dims[:_MOST_TENSORS], types[: len(dims)], fillvalue=""):
-        # A list says nothing of its elements' types; optimizers keep weights and their state in fp32.
+        # A list says nothing of its elements' types. We take fp32, because optimizers keep weights and their state in it.
         is_list = isinstance(one, list) and dtype == "TensorList"
         known = "float" if is_list else dtype if isinstance(dtype, str) and bytes_of_type(dtype) else ""
         listed = [sizes for sizes in (one[:_MOST_TENSORS] if is_list else [one]) if known and _is_dims(sizes)]
@@ -99,7 +99,7 @@ def _list(text: str, kind: Any) -> list[Any]:
 
 
 def _is_dims(value: Any) -> TypeGuard[list[int]]:
-    """True for the sizes of a tensor; a number has none."""
+    """Returns True for the sizes of a tensor. A number has none."""
     sizes = value if isinstance(value, list) else []
     return bool(sizes) and all(type(size) is int and 0 <= size <= LARGEST_DIMENSION for size in sizes)
 
@@ -112,7 +112,8 @@ Formula = Callable[[Inputs, Values], tuple[int, int]]
 
 @lru_cache(maxsize=65536)
 def work_of(name: str, shape: Shape) -> OperatorWork | None:
-    """None where the shapes do not tell: no tensors among the inputs, or an operator whose output is not known."""
+    """Returns the work of one call. Returns None if the shapes do not tell: there is no tensor among the inputs, or the
+    operator's output is not known."""
     inputs, tensors = _inputs(shape), tensors_of(shape)
     plain = name.rpartition("::")[2].rstrip("_")
     kind = class_of(name)
@@ -136,7 +137,7 @@ def work_of(name: str, shape: Shape) -> OperatorWork | None:
         # Only those rows of the table that are looked up are read.
         read += tensors[1].elements * tensors[0].bytes // max(tensors[0].dims[0], 1) - tensors[0].bytes
     elif plain.endswith("copy") and len(tensors) > 1:
-        read = tensors[1].bytes  # the first is what is written
+        read = tensors[1].bytes  # the first tensor is written, not read
     moved = read + output * (bytes_of_type(first.dtype) or 0)
     return OperatorWork(kind=kind, number_format=number_format(first.dtype), flops=flops, bytes=moved)
 
@@ -153,7 +154,8 @@ def _matmul(first: int, second: int, added: bool = False) -> Formula:
 
 
 def _convolution(order: str, *, transposed: bool = False) -> Formula:
-    """`order`: the lists among its arguments as they follow each other, which differs from backend to backend."""
+    """Returns the formula of a convolution. `order` names the lists among its arguments in their order, which differs from
+    backend to backend."""
 
     def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
         data, weight = inputs[0][0].dims, inputs[1][0].dims
@@ -183,7 +185,7 @@ def _convolution(order: str, *, transposed: bool = False) -> Formula:
 
 
 def _convolution_backward(inputs: Inputs, values: Values) -> tuple[int, int]:
-    """Counts as many products for each gradient that is wanted as there are forward."""
+    """Counts, for each gradient that is wanted, as many products as the forward pass has."""
     gradient, data, weight = (inputs[index][0].dims for index in range(3))
     wanted = re.findall(r"True|False", values[10]) if len(values) > 10 else ["True", "True"]
     once = convolution_flops(math.prod(data if values[7:8] == ["True"] else gradient), weight)
@@ -202,7 +204,7 @@ def _attention(first: int, *, heads_first: bool, causal: int, backward: bool = F
 
 
 def _like_largest(inputs: Inputs, values: Values) -> tuple[int, int]:
-    """Elementwise, also where one input is broadcast: the output is as large as the largest input."""
+    """Returns no FLOPs, and the elements of an output that is as large as the largest input, because inputs may be broadcast."""
     return 0, max(tensor.elements for one in inputs for tensor in one)
 
 
@@ -215,7 +217,7 @@ def _like_all(inputs: Inputs, values: Values) -> tuple[int, int]:
 
 
 def _everything_once(inputs: Inputs, values: Values) -> tuple[int, int]:
-    """A compiled kernel names its outputs among its inputs."""
+    """Returns neither FLOPs nor elements of an output, because a compiled kernel names its outputs among its inputs."""
     return 0, 0
 
 
@@ -266,6 +268,6 @@ _BY_CLASS: dict[KernelClass, Formula] = {
     "copy": _like_first,
     "reduction": _everything_once,
 }
-"""A reduction's output is small beside its input."""
+"""The output of a reduction is small beside its input."""
 _ORDERS = re.compile(r"sort|topk|unique|multinomial|kthvalue|median|mode$|nonzero")
-"""Operators that bring values into an order look at each of them many times: reading them once is no measure."""
+"""Operators that bring values into an order look at each of them many times, so reading them once is not a measure of their work."""

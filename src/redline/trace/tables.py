@@ -1,4 +1,4 @@
-"""The tables of a trace by name: kernels (like `rocprof --stats`), classes, copies and operators."""
+"""This module makes the tables of a trace by name: kernels (like `rocprof --stats`), classes, copies and operators."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from redline.trace.intervals import distinct, seconds, summed
 from redline.trace.links import Links
 from redline.trace.names import CLASSES, KernelClass, class_of, short_name
 
-# Kernels and classes
+# This part is about kernels and classes.
 
 
 class NamedTime(msgspec.Struct, frozen=True, gc=False):
-    """All calls of one name, in nanoseconds. None where a profiler does not tell."""
+    """This adds up all calls of one name, in nanoseconds. A field is None if a profiler does not tell."""
 
     name: str
     calls: int
@@ -27,7 +27,7 @@ class NamedTime(msgspec.Struct, frozen=True, gc=False):
     min_ns: int | None
     max_ns: int | None
     bytes: int | None = None
-    """Moved by all of them; None where one does not tell."""
+    """All calls together moved this many bytes. It is None if one of them does not tell."""
 
     def plus(self, other: NamedTime) -> NamedTime:
         """Returns the calls of both, under the name of the first."""
@@ -71,11 +71,11 @@ class Direction(Frozen):
     bytes_per_s: float | None
     kind: Literal["copy", "fill"] = "copy"
     is_apart: bool = False
-    """True if all of them ran on streams on which no kernel ran."""
+    """It is true if all of them ran on streams on which no kernel ran."""
 
 
 def added_up(times: Iterable[NamedTime]) -> list[NamedTime]:
-    """One row for each name, longest first."""
+    """Returns one row for each name, the longest first."""
     sums: dict[str, NamedTime] = {}
     for time in times:
         sums[time.name] = sums[time.name].plus(time) if time.name in sums else time
@@ -83,7 +83,7 @@ def added_up(times: Iterable[NamedTime]) -> list[NamedTime]:
 
 
 def times_by_name(traces: Iterable[Trace], *kinds: Work) -> list[NamedTime]:
-    """The device work of these kinds, over all traces."""
+    """Returns the device work of these kinds, over all traces."""
     return added_up(time for trace in traces for time in _times_of(trace, np.isin(trace.work.kind, kinds)))
 
 
@@ -102,7 +102,7 @@ def _times_of(trace: Trace, wanted: Mask) -> Iterator[NamedTime]:
 
 
 def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
-    """Longest first."""
+    """Returns a row for each kernel, the longest first."""
     whole = sum(time.total_ns for time in times) or 1
     rows = [
         KernelRow(
@@ -122,7 +122,7 @@ def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
 
 
 def class_rows(kernels: Sequence[NamedTime], copies: Sequence[NamedTime] = ()) -> list[ClassRow]:
-    """Returns every class that took any time, longest first. Copies and fills are copies, whatever their names."""
+    """Returns every class that took any time, the longest first. Copies and fills count as copies, whatever their names are."""
     sums = {name: [0, 0] for name in CLASSES}
     for kind, time in (*((class_of(time.name), time) for time in kernels), *(("copy", time) for time in copies)):
         sums[kind] = [sums[kind][0] + time.total_ns, sums[kind][1] + time.calls]
@@ -136,13 +136,13 @@ def class_rows(kernels: Sequence[NamedTime], copies: Sequence[NamedTime] = ()) -
 
 
 def most_of_the_time(rows: Sequence[KernelRow], share: float) -> int:
-    """How few kernels make up so much of the time: those at the top of the table."""
+    """Returns how few kernels make up this share of the time. They are those at the top of the table."""
     so_far = accumulate(row.share for row in rows)
     return next((count for count, total in enumerate(so_far, start=1) if total >= share - 1e-12), len(rows))
 
 
 def copy_rows(traces: Sequence[Trace]) -> list[Direction]:
-    """Copies and fills by direction, with the bandwidth where every copy tells its size."""
+    """Returns copies and fills by direction. The bandwidth is given if every copy tells its size."""
     device_s = seconds(sum(int(trace.work.duration.sum()) for trace in traces))
     beside_kernels = {name for trace in traces for name in _on_streams_of_kernels(trace)}
     kinds: tuple[tuple[Work, Literal["copy", "fill"]], ...] = ((Work.COPY, "copy"), (Work.FILL, "fill"))
@@ -172,36 +172,36 @@ def _on_streams_of_kernels(trace: Trace) -> set[str]:
     return {trace.names[name] for name in distinct(work.name[~kernels & np.isin(queues, queues[kernels])]).tolist()}
 
 
-# Operators
+# This part is about operators.
 
 OperatorSource = Literal["operator", "graph", "no-operator", "no-launch"]
-"""`graph`: replayed by a graph launch, which knows no operators. `no-operator`: launched outside any operator.
-`no-launch`: the file does not say what launched it."""
+"""`graph` work was replayed by a graph launch, which knows no operators. `no-operator` work was launched outside any
+operator. For `no-launch` the file does not say what launched the work."""
 
 
 class OperatorRow(Frozen):
     name: str
     calls: int
     cpu_self_s: float
-    """It ran so long on the host, without the operators it called."""
+    """It ran for this long on the host, without the operators it called."""
     cpu_total_s: float
-    """With them; an operator inside its own kind is not counted twice."""
+    """This includes the operators it called. An operator inside its own kind is not counted twice."""
     device_self_s: float
-    """Device work that it launched itself."""
+    """This is the device work that it launched itself."""
     device_total_s: float
     cpu_allocated_bytes: int
     device_allocated_bytes: int
-    """It and those it called took so much from the allocator, given back or not; 0 if memory was not recorded."""
+    """It and the operators it called took this much from the allocator, given back or not. It is 0 if memory was not recorded."""
     source: OperatorSource = "operator"
     device_share: float = 0.0
-    """What it launched itself has this share of all device time; over all rows the shares add up to 1."""
+    """The work it launched itself has this share of all device time. Over all rows the shares add up to 1."""
 
 
 Key = tuple[str, OperatorSource]
 
 
 def operator_rows(links: Sequence[Links]) -> list[OperatorRow]:
-    """Over all traces; most device time first, then most host time."""
+    """Returns the operators over all traces. Most device time comes first, then most host time."""
     merged: dict[Key, Any] = {}
     for one in links:
         for key, sums in (*_without_operator(one), *_by_operator(one)):
@@ -229,20 +229,20 @@ def operator_rows(links: Sequence[Links]) -> list[OperatorRow]:
 
 
 def class_times(links: Sequence[Links]) -> list[NamedTime]:
-    """Returns the host time of each operator without those it called. Time by class rests on it where there is no device."""
+    """Returns the host time of each operator without those it called. Time by class is based on it if there is no device."""
     rows = [row for row in operator_rows(links) if row.source == "operator"]
     return [NamedTime(row.name, row.calls, round(row.cpu_self_s * 1e9), None, None) for row in rows]
 
 
 def self_times(links: Links) -> tuple[Ints, Ints]:
-    """For every operator: host time without its children, and device time that it launched itself."""
+    """Returns for every operator its host time without its children, and the device time that it launched itself."""
     operators, known = links.trace.operators, (links.operator >= 0) & ~links.by_graph
     own = np.maximum(operators.duration - links.nesting.children_sum(operators.duration), 0)
     return own, summed(links.operator[known], links.trace.work.duration[known], len(operators))
 
 
 def _without_operator(links: Links) -> Iterator[tuple[Key, Ints]]:
-    """Device work that no operator launched: rows of their own, so that the table covers all of it."""
+    """Yields device work that no operator launched. It gets rows of its own, so that the table covers all work."""
     trace, by_graph, launched = links.trace, links.by_graph, links.is_launched
     groups: list[tuple[str, OperatorSource, Mask]] = [
         (f"{trace.names[number]} (replayed graph)", "graph", by_graph & (trace.calls.name[links.call] == number))
@@ -282,7 +282,7 @@ def forward_rows(links: Links) -> tuple[Ints, Ints]:
     backward = np.flatnonzero(numbered & (operators.forward_thread > 0))
     if not len(forward):
         return backward, np.full(len(backward), UNKNOWN, np.int64)
-    # Operators that make no node carry the number of the next one: the last to carry it is the one that made it.
+    # Operators that make no node carry the number of the next one. The last to carry it is the one that made it.
     order = forward[np.lexsort((operators.start[forward], operators.sequence[forward]))]
     last = np.searchsorted(operators.sequence[order], operators.sequence[backward], side="right") - 1
     found = order[np.maximum(last, 0)]

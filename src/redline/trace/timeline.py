@@ -1,4 +1,4 @@
-"""When a device was busy, and with what: unions over all its streams, never sums."""
+"""This module says when a device was busy, and with what. Times are unions over all its streams, never sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redline.trace.links import Links, matching, where_name
 from redline.trace.names import class_of
 
 ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
-"""How torch marks a collective while it is under way."""
+"""torch marks a collective like this while it is under way."""
 _WITHIN_DEVICE = re.compile(r"DtoD|Device -> Device")
 
 
@@ -29,19 +29,19 @@ class Timeline(Frozen):
     busy_s: float
     idle_s: float
     compute_s: float
-    """Kernels that are not communication."""
+    """This is the time of kernels that are not communication."""
     communication_s: float
     exposed_communication_s: float
-    """Communication while nothing computes."""
+    """This is communication while nothing computes."""
     copy_s: float
-    """Copies by the device's copy engines; kernels that copy count as compute."""
+    """This is the time of copies by the device's copy engines. Kernels that copy count as compute."""
     exposed_copy_s: float
     """These are copies between host and device while no kernel runs."""
 
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """The same in nanoseconds, for one device."""
+    """This holds the same in nanoseconds, for one device."""
 
     span: int
     busy: int
@@ -55,14 +55,14 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class DeviceView:
-    """One device of a trace: its work and when it was busy with what."""
+    """This is one device of a trace. It knows its work and when it was busy with what."""
 
     links: Links
     device: int
 
     @cached_property
     def rows(self) -> Ints:
-        """Its work among that of the trace."""
+        """Returns the indices of its work among that of the trace."""
         return np.flatnonzero(self.links.trace.work.device == self.device)
 
     def when(self, which: Mask) -> Intervals:
@@ -71,7 +71,7 @@ class DeviceView:
 
     @cached_property
     def busy(self) -> Intervals:
-        """`first` counts within `rows`."""
+        """Returns when it was busy. `first` counts within `rows`."""
         return self.when(self.links.trace.work.kind >= 0)
 
     @cached_property
@@ -89,7 +89,7 @@ class DeviceView:
 
     @cached_property
     def moves(self) -> Mask:
-        """True for rows of the trace that copy between the host and the device."""
+        """The mask is true for rows of the trace that copy between the host and the device."""
         work = self.links.trace.work
         found: Mask = (work.kind == Work.COPY) & ~matching(self.links.trace, work, _WITHIN_DEVICE)
         return found
@@ -100,7 +100,7 @@ def device_views(links: Links) -> list[DeviceView]:
 
 
 def device_time(view: DeviceView, bounds: tuple[int, int] | None = None) -> DeviceTime:
-    """`bounds`: from when until when the device is looked at; without, while it had work."""
+    """Returns the times of a device. `bounds` say from when until when it is looked at. Without them it is while it had work."""
     start, end = bounds or (int(view.busy.start[0]), int(view.busy.end[-1]))
     kernels = joined(view.compute, view.communication)
     return DeviceTime(
@@ -116,7 +116,7 @@ def device_time(view: DeviceView, bounds: tuple[int, int] | None = None) -> Devi
 
 
 def host_compute(trace: Trace) -> Intervals:
-    """When any operator is under way that is no collective, and whose thread neither waits for one nor compiles."""
+    """Returns when any operator is under way that is no collective, and whose thread neither waits for one nor compiles."""
     operators = picked(trace.operators, ~_collective_operators(trace))
     marks = picked(trace.annotations, matching(trace, trace.annotations, ANNOTATED))
     held = joined_ranges(marks, compiling(trace))
@@ -129,8 +129,8 @@ def _collective_operators(trace: Trace) -> Mask:
 
 
 def host_communication(trace: Trace) -> Intervals:
-    """When a collective is under way where the host is the device."""
-    # An operator only starts a collective; the library's own mark on another thread lasts as long as it does.
+    """Returns when a collective is under way where the host is the device."""
+    # An operator only starts a collective. The library's own mark on another thread lasts as long as the collective does.
     marks = picked(trace.annotations, matching(trace, trace.annotations, ANNOTATED))
     return union_of(joined_ranges(picked(trace.operators, _collective_operators(trace)), marks))
 
@@ -140,9 +140,9 @@ def host_busy(trace: Trace) -> Intervals:
 
 
 def host_time(trace: Trace, steps: Intervals = NEVER) -> DeviceTime:
-    """The time of the host where it is the device: busy while any operator runs. `steps`: on the host, where marked."""
+    """Returns the time of the host where it is the device. It is busy while any operator runs. `steps` are on the host, where marked."""
     compute, communication, busy = host_compute(trace), host_communication(trace), host_busy(trace)
-    # A step may begin and end with something else than operators.
+    # A step may begin and end with something other than operators.
     span = joined(busy, steps).span
     idle, exposed = span - busy.total, busy.total - compute.total
     return DeviceTime(span, busy.total, idle, compute.total, communication.total, exposed)

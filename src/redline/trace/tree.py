@@ -1,8 +1,7 @@
-"""The program as a tree: annotations, modules and Python functions around operators, with host and device time.
+"""This module lays out the program as a tree: annotations, modules and Python functions around operators, with host and device time.
 
-Ranges at the same place in the program are one node, however often they ran. Backward operators stand under the module
-of their forward operator, where the file tells which that is. Only the last step here loops over nodes, and only over
-those that matter.
+Ranges at the same place in the program are one node, however often they ran. Backward operators stand under the module of their
+forward operator, where the file tells which that is. Only the last step here loops over nodes, and only over those that matter.
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ from redline.trace.names import label_of
 from redline.trace.tables import forward_rows
 
 MODULE_PREFIX = "redline-module/"
-"""The mark that Redline puts around each module where it was asked to."""
+"""Redline puts this mark around each module if it was asked to."""
 
 NodeKind = Literal["annotation", "module", "function", "operator", "all"]
 _KINDS: tuple[NodeKind, ...] = ("annotation", "module", "function", "operator")
 _MODULE = re.compile(f"^({MODULE_FRAME}|{MODULE_PREFIX})")
 
 LEAST_SHARE = 0.001
-"""Share of host and device time: what takes less of both is left out of the tree; its time stays in what is around it."""
+"""What takes less than this share of both host and device time is left out of the tree. Its time stays in what is around it."""
 MOST_NODES = 5000
 DEEPEST_NODE = 120
-"""Deeper in the program, too, time stays in what is around it."""
+"""Deeper than this in the program, nodes are left out too, and their time stays in what is around them."""
 
 
 class TreeNode(Frozen):
-    """One place in the program; of several traces, sums."""
+    """This is one place in the program. For several traces the figures are sums."""
 
     name: str
     kind: NodeKind
     calls: int
     host_s: float
-    """With everything inside it."""
+    """This includes everything inside it."""
     host_self_s: float
     device_s: float
-    """Counts device work launched from it and from everything inside it."""
+    """This counts device work launched from it and from everything inside it."""
     device_self_s: float
     backward_s: float = 0.0
-    """So much of the device time is in operators of the backward pass."""
+    """This much of the device time is in operators of the backward pass."""
     children: tuple[TreeNode, ...] = ()
-    """The longest first."""
+    """The longest come first."""
 
     def seconds(self, side: Literal["device", "host"]) -> float:
         return self.device_s if side == "device" else self.host_s
@@ -64,24 +63,24 @@ class TreeNode(Frozen):
 
 
 class PartRow(Frozen):
-    """A module or an annotation, wherever it was called from."""
+    """This is a module or an annotation, wherever it was called from."""
 
     path: str
-    """Modules around it, from the outermost on."""
+    """It names the modules around it, from the outermost on."""
     kind: Literal["module", "annotation"]
     calls: int
     host_s: float
     device_s: float
-    """Counts its own work and that of all inside it, forward and backward."""
+    """This counts its own work and that of all inside it, forward and backward."""
     device_self_s: float
-    """Without the modules inside it."""
+    """This leaves out the modules inside it."""
     backward_s: float
     share: float
-    """Share of all device time; of host time where there is no device."""
+    """This is its share of all device time. Without a device it is the share of host time."""
 
 
 def tree_of(links: Sequence[Links], least_share: float = LEAST_SHARE) -> TreeNode | None:
-    """The tree of all traces together; None where nothing was recorded on the host."""
+    """Returns the tree of all traces together. Returns None if nothing was recorded on the host."""
     root = _Node("all", "all")
     for one in links:
         if len(one.trace.operators) or len(one.trace.annotations) or len(one.trace.frames):
@@ -91,7 +90,7 @@ def tree_of(links: Sequence[Links], least_share: float = LEAST_SHARE) -> TreeNod
 
 
 class _Node:
-    """A node on its way: calls, and host, device and backward time of its own."""
+    """This is a node while the tree is built. It has its own calls, and host, device and backward time."""
 
     def __init__(self, name: str, kind: NodeKind) -> None:
         self.name, self.kind, self.values = name, kind, np.zeros(4, np.int64)
@@ -120,8 +119,8 @@ class _Node:
 
 
 def _add_trace(links: Links, root: _Node, least: float) -> None:
-    """Every range is one entry: annotations and frames first, then operators. Ranges at the same place in the program become
-    one node; what is too small to be told gives its time to what is around it."""
+    """Adds a trace to the tree. Every range is one entry: annotations and frames come first, then operators. Ranges at the
+    same place in the program become one node. A range that is too small to be shown gives its time to what is around it."""
     trace, calls = links.trace, links.trace.calls
     marks = picked(trace.annotations, ~matching(trace, trace.annotations, STEP))
     table, operators = joined_ranges(marks, trace.frames, trace.operators), len(marks) + len(trace.frames)
@@ -132,7 +131,7 @@ def _add_trace(links: Links, root: _Node, least: float) -> None:
     nesting = Nesting(table)
     parent, is_backward = _parents(links, nesting, kind, operators)
     own = np.maximum(table.duration - nesting.children_sum(table.duration), 0)
-    # The innermost range that each piece of work was launched from.
+    # This is the innermost range that each piece of work was launched from.
     where = np.where(links.operator >= 0, links.operator + operators, UNKNOWN)
     rest = np.flatnonzero((where < 0) & links.is_launched)
     where[rest] = nesting.around(calls.thread[links.call[rest]], calls.start[links.call[rest]])
@@ -174,7 +173,7 @@ def _add_trace(links: Links, root: _Node, least: float) -> None:
 
 
 def _parents(links: Links, nesting: Nesting, kind: Ints, operators: int) -> tuple[Ints, Mask]:
-    """Returns what each range stands under, and whether it is of the backward pass.
+    """Returns what each range stands under, and whether it is part of the backward pass.
 
     A backward operator stands under the nearest module or annotation around its forward operator, if there is one.
     """
@@ -187,7 +186,7 @@ def _parents(links: Links, nesting: Nesting, kind: Ints, operators: int) -> tupl
     parent[backward[fits]], moved[backward[fits]], is_backward[backward] = home[fits], True, True
     for level in nesting.levels()[1:]:
         above = nesting.parent[level]
-        # Inside one that has moved already: it comes along.
+        # An operator inside one that has moved already moves with it.
         again = moved[level] & is_backward[above]
         parent[level[again]] = above[again]
         is_backward[level] |= is_backward[above]
@@ -195,13 +194,13 @@ def _parents(links: Links, nesting: Nesting, kind: Ints, operators: int) -> tupl
 
 
 def parts_of(tree: TreeNode | None) -> list[PartRow]:
-    """Returns modules by their path, and annotations, longest first. Modules inside modules count in both."""
+    """Returns modules by their path, and annotations, the longest first. Modules inside modules count in both."""
     if tree is None:
         return []
     sums: dict[tuple[str, Literal["module", "annotation"]], list[float]] = {}
 
     def add(node: TreeNode, path: tuple[str, ...], marks: frozenset[str]) -> float:
-        """Add up what is below a node, and return the device time of the nearest modules there."""
+        """Adds up what is below a node, and returns the device time of the nearest modules there."""
         in_modules = 0.0
         for child in node.children:
             name, device = child.plain_name, child.device_s
@@ -212,7 +211,8 @@ def parts_of(tree: TreeNode | None) -> list[PartRow]:
                 values = (child.calls, child.host_s, device, device - inside, child.backward_s)
             elif child.kind == "annotation" and name not in marks:
                 values = (child.calls, child.host_s, device, child.device_self_s, child.backward_s)
-            elif child.kind == "annotation":  # the rest of its time is in the one of its name around it
+            # If an annotation is inside another of the same name, the rest of its time is counted in that one.
+            elif child.kind == "annotation":
                 values = (child.calls, 0.0, 0.0, child.device_self_s, 0.0)
             else:
                 continue
@@ -239,7 +239,8 @@ def parts_of(tree: TreeNode | None) -> list[PartRow]:
 
 
 def module_times(links: Links) -> dict[str, float]:
-    """Returns seconds directly in each module that Redline marked, over all steps: of the device, or of operators without one."""
+    """Returns seconds directly in each module that Redline marked, over all steps. They are device time, or operators' time
+    without a device."""
     found: defaultdict[str, float] = defaultdict(float)
 
     def collect(node: TreeNode, module: str | None) -> None:

@@ -1,8 +1,8 @@
-"""Kernel tables and hardware counters that other profilers write, read by what is in them and never by the name of the file.
+"""This module reads kernel tables and hardware counters that other profilers write. What is in a file counts, never its name.
 
-rocprof, rocprofv2 and rocprofv3 (CSV, JSON, rocpd database), nsys (`nsys stats` CSV, SQLite export) and ncu (CSV). There are
-lines of chatter before, between and after the rows, and numbers made for people. Written from the published formats; the
-ROCm files have not been tested on AMD hardware.
+It reads rocprof, rocprofv2 and rocprofv3 (CSV, JSON, rocpd database), nsys (`nsys stats` CSV, SQLite export) and ncu (CSV).
+There are lines of chatter before, between and after the rows, and numbers made for people. The readers were written from
+the published formats. The ROCm files have not been tested on AMD hardware.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from redline.model.note import Note, note
 from redline.model.units import counted
 from redline.trace.tables import NamedTime, added_up
 
-# Hardware counters in one vocabulary
+# This part has hardware counters in one vocabulary.
 
 CounterName = Literal["bandwidth", "occupancy", "l1_hits", "l2_hits", "compute", "traffic", "lds_conflicts"]
 Verdict = Literal["memory-bound", "poor", "high", "fine"]
@@ -39,11 +39,11 @@ class Counter(Frozen):
     kernel: str | None
     """None means all kernels together, weighted by their time."""
     value: float
-    """A share between 0 and 1; for `traffic` it is bytes."""
+    """It is a share between 0 and 1. For `traffic` it is bytes."""
     verdict: Verdict
     meaning: str
     metric: str
-    """The tool's own name for it."""
+    """This is the tool's own name for it."""
     unit: Literal["share", "bytes"] = "share"
 
 
@@ -56,7 +56,7 @@ class Reading:
     kernel: str
     value: float
     weight: float
-    """Nanoseconds, or 1 where the tool gives no time."""
+    """It is nanoseconds, or 1 if the tool gives no time."""
 
 
 _POOR_HITS: tuple[Verdict, str] = (
@@ -88,7 +88,7 @@ _MEANINGS: dict[CounterName, tuple[float, tuple[Verdict, str], tuple[Verdict, st
         ("poor", "shared memory (LDS) waits for bank conflicts: pad or swizzle the tile, or use a library kernel"),
     ),
 }
-"""For each counter a threshold, as the vendors' own guides give it, and what values up to it and above it mean."""
+"""Each counter has a threshold, as the vendors' own guides give it, and what values up to it and above it mean."""
 
 
 def counters_of(readings: Iterable[Reading], kernels: Sequence[str]) -> list[Counter]:
@@ -103,7 +103,8 @@ def bandwidth_share(counters: Iterable[Counter]) -> float | None:
 
 
 def _means(readings: list[Reading], kernel: str | None) -> Iterable[Counter]:
-    """Shares are weighted by time: a kernel that runs long says more than one that runs often. Bytes are added up."""
+    """Yields the means of the counters. Shares are weighted by time, because a kernel that runs long says more than one
+    that runs often. Bytes are added up."""
     by_name: defaultdict[CounterName, list[Reading]] = defaultdict(list)
     for reading in readings:
         by_name[reading.name].append(reading)
@@ -126,11 +127,11 @@ def _means(readings: list[Reading], kernel: str | None) -> Iterable[Counter]:
         )
 
 
-# Tables
+# This part has tables.
 
 LARGEST_FILE_BYTES = 512 << 20
 HEADER_LINES = 200
-"""A header is looked for among so many lines, to say what a file is like."""
+"""A header is looked for among this many lines, to say what kind of file it is."""
 KNOWN = "rocprof, rocprofv2 or rocprofv3 (CSV, JSON, rocpd), nsys (stats CSV, SQLite) or ncu (CSV)"
 GZIP, SQLITE = b"\x1f\x8b", "SQLite format 3"
 
@@ -145,7 +146,7 @@ class VendorTable:
 
 
 def merged(tables: Sequence[VendorTable]) -> VendorTable:
-    """Several files of one program: their kernels added up, their readings together."""
+    """Returns several files of one program as one table. Their kernels are added up and their readings joined."""
     if len(tables) == 1:
         return tables[0]
     return VendorTable(
@@ -160,7 +161,7 @@ def _call(name: str, duration: float) -> NamedTime:
     return NamedTime(name, 1, ns, ns, ns)
 
 
-# Text and numbers
+# This part reads text and numbers.
 
 
 def text_of(path: Path) -> str:
@@ -179,14 +180,14 @@ def text_of(path: Path) -> str:
 
 
 def lines_of(text: str) -> Iterator[list[str]]:
-    # A cell larger than csv allows would end the reading with an error.
+    # A cell larger than csv allows would end the reading with an error, so such lines are skipped.
     return csv.reader(line for line in io.StringIO(text) if len(line) < csv.field_size_limit())
 
 
 def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
-    """Returns the rows below lines that name all of `needed`; lines with another number of cells are chatter.
+    """Yields the rows below lines that name all of `needed`. Lines with another number of cells are chatter.
 
-    A line without any number begins another table, whose rows belong to these only where it names all of them too.
+    A line without any number begins another table, whose rows belong to these only if it names all of them too.
     """
     header: list[str] | None = None
     for cells in lines_of(text):
@@ -198,7 +199,7 @@ def rows_under(text: str, needed: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def ends_in_a_row(text: str) -> bool:
-    """Returns whether the last line was cut off; a file may end without a line break and be whole."""
+    """Returns whether the last line was cut off. A file may end without a line break and be whole."""
     before, last = ["", "", *(line for line in text.splitlines() if line.strip())][-2:]
     cells = [len(row) for row in lines_of(f"{before}\n{last}")]
     is_short = last.count('"') % 2 == 1 or (len(cells) == 2 and cells[0] > max(cells[1], 1))
@@ -206,7 +207,8 @@ def ends_in_a_row(text: str) -> bool:
 
 
 def number(text: str | None) -> float | None:
-    """`1,234.5` or `87 %`; None for `n/a`, nothing, nonsense and what is below zero or not finite."""
+    """Returns the number in `1,234.5` or `87 %`. Returns None for `n/a`, nothing, nonsense, and values that are below zero
+    or not finite."""
     try:
         value = float((text or "").replace(",", "").replace("%", "").strip())
     except ValueError:
@@ -219,35 +221,35 @@ _BYTES = {"": 1.0, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte
 
 
 def nanoseconds(value: float, unit: str) -> float | None:
-    """Returns a time in ns, nsecond, us, usecond, ms, msecond, s or second; a bare number is nanoseconds."""
+    """Returns a time in ns, nsecond, us, usecond, ms, msecond, s or second as nanoseconds. A bare number is nanoseconds."""
     word = unit.strip().lower()
     prefix = next((word[: -len(end)] for end in ("second", "sec", "s") if word.endswith(end)), "?") if word else "n"
     return value * _SCALES[prefix] if prefix in _SCALES else None
 
 
 def size_in_bytes(value: float, unit: str) -> float | None:
-    """A size in byte, Kbyte, Mbyte, Gbyte; a bare number is bytes."""
+    """Returns a size in byte, Kbyte, Mbyte or Gbyte as bytes. A bare number is bytes."""
     word = unit.strip().lower().removesuffix("s")
     return value * _BYTES[word] if word in _BYTES else None
 
 
-# Tables with sums, and tables with one row for each dispatch
+# This part reads tables with sums, and tables with one row for each dispatch.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to write kernels as rows: its columns are a kernel's name, calls and time, or name, beginning and end."""
+    """This is one way to write kernels as rows. Its columns are a kernel's name, calls and time, or name, beginning and end."""
 
     tool: str
     kind: str
-    """As people call such a file."""
+    """People call such a file by this name."""
     columns: tuple[str, ...]
     extremes: tuple[str, ...] = ()
-    """Columns with the shortest and the longest call of a sum; none where each row is one dispatch."""
+    """These columns have the shortest and the longest call of a sum. There are none if each row is one dispatch."""
     unit: str = "ns"
 
     def rows(self, text: str) -> tuple[list[NamedTime], int]:
-        """The rows that could be read, and how many could not."""
+        """Returns the rows that could be read, and how many could not."""
         found, lost, counter = [], int(ends_in_a_row(text)), None
         name, *values = self.columns
         for row in rows_under(text, self.columns):
@@ -281,7 +283,7 @@ LAYOUTS = (
             (f"Min ({unit})", f"Max ({unit})"),
             unit,
         )
-        for unit in ("ns", "us", "μs", "ms", "s")  # as `nsys stats --timeunit` was told
+        for unit in ("ns", "us", "μs", "ms", "s")  # `nsys stats --timeunit` chooses the unit
     ),
     Layout("rocprof", "rocprof --stats", ("Name", "Calls", "TotalDurationNs"), ("MinNs", "MaxNs")),
     *(Layout("rocprof", "a kernel trace of rocprof", (name, *stamps)) for stamps in _STAMPS for name in _KERNEL_NAMES),
@@ -289,7 +291,7 @@ LAYOUTS = (
 
 
 def kernel_table(text: str, source: str = "") -> tuple[str, VendorTable] | None:
-    """Returns the tool that wrote a text, and its table; None where no row of a kernel can be read."""
+    """Returns the tool that wrote a text, and its table. Returns None if no row of a kernel can be read."""
     tool, found, lost = "ncu", read_ncu(text), int(ends_in_a_row(text))
     for layout in LAYOUTS if found is None else ():
         rows, lost = layout.rows(text)
@@ -309,18 +311,18 @@ ROCM_COUNTERS: dict[str, CounterName] = {
     "L2CacheHit": "l2_hits",
     "MemUnitBusy": "bandwidth",
 }
-"""ROCm's derived counters by their published names; all are percentages."""
+"""These are ROCm's derived counters by their published names. All are percentages."""
 
 
 def _rocm_counters(text: str) -> tuple[list[Reading], tuple[Note, ...]]:
-    """A column for each counter, as rocprof and rocprofv2 write them, or one row per counter, as rocprofv3 does."""
+    """Reads counters that have a column each, as rocprof and rocprofv2 write them, or a row each, as rocprofv3 does."""
     readings, unknown = [], set()
     for kernel in _KERNEL_NAMES:
         for row in rows_under(text, (kernel,)):
             told = {row["Counter_Name"]: row.get("Counter_Value")} if "Counter_Name" in row else row
             unknown |= told.keys() - ROCM_COUNTERS.keys() if told is not row else set()
             stamps = ((number(row.get(start)), number(row.get(end))) for start, end in _STAMPS)
-            # Where the file has no times, all dispatches weigh the same.
+            # If the file has no times, all dispatches weigh the same.
             weight = next(
                 (max(end - start, 0.0) for start, end in stamps if start is not None and end is not None), 1.0
             )
@@ -333,7 +335,7 @@ def _rocm_counters(text: str) -> tuple[list[Reading], tuple[Note, ...]]:
     return readings, (note("profiler", text),) if unknown else ()
 
 
-# Nsight Compute
+# This part reads Nsight Compute.
 
 DURATION = "gpu__time_duration.sum"
 TRAFFIC = "dram__bytes.sum"
@@ -351,11 +353,11 @@ _METRICS: dict[str, Callable[[float, str], float | None]] = {
 }
 _WORDS = ("DRAM Throughput", "Achieved Occupancy", "L1/TEX Hit Rate", "L2 Hit Rate", "Compute (SM) Throughput")
 _IN_WORDS = {"Duration": DURATION, **dict(zip(_WORDS, SHARES, strict=True))}
-"""Metrics as the sections of ncu's own report call them, where no metric was asked for by name."""
+"""ncu's own report names metrics like this in its sections, if no metric was asked for by name."""
 
 
 def read_ncu(text: str) -> VendorTable | None:
-    """The table in ncu's CSV; None where the text is something else."""
+    """Returns the table in ncu's CSV. Returns None if the text is something else."""
     calls: dict[tuple[str, str], tuple[str, dict[str, float]]] = {}
     for row in rows_under(text, NCU_COLUMNS):
         metric, value = _IN_WORDS.get(row["Metric Name"], row["Metric Name"]), number(row["Metric Value"])
@@ -374,7 +376,7 @@ def read_ncu(text: str) -> VendorTable | None:
     return VendorTable(added_up(times), readings, (note("profiler", how),)) if times else None
 
 
-# Whole files
+# The rest of this file reads whole files.
 
 _EXPORTS = {
     ".nsys-rep": "is a report of nsys: 'nsys stats -r cuda_gpu_kern_sum --format csv {path}' makes a table of it",
@@ -383,7 +385,7 @@ _EXPORTS = {
 
 
 def read_file(path: Path) -> tuple[str, VendorTable]:
-    """Returns the tool that wrote a file, and its table. Raises `TraceError` with what was found instead."""
+    """Returns the tool that wrote a file, and its table. Raises `TraceError` with a text that says what was found instead."""
     if path.is_dir():
         raise TraceError(f"{path} is a folder: name the file in it")
     if path.suffix in _EXPORTS:
@@ -399,7 +401,7 @@ def read_file(path: Path) -> tuple[str, VendorTable]:
 
 
 def _nearly(text: str) -> str:
-    """Why a text is no table: which one it is most like, and what is missing there."""
+    """Returns why a text is no table: which table it is most like, and what is missing there."""
     kinds = [*((layout.kind, layout.columns) for layout in LAYOUTS), ("ncu --csv", NCU_COLUMNS)]
     lines = [{cell.strip() for cell in row} for row in islice(lines_of(text), HEADER_LINES)]
     found = [(len(line & set(needed)), kind, needed, line) for line in lines for kind, needed in kinds]
@@ -428,7 +430,7 @@ def _json(path: Path, text: str) -> tuple[str, VendorTable]:
 
 
 def _recorded(path: Path, tool: str, calls: Iterable[tuple[Any, Any, Any]]) -> VendorTable:
-    """The table of kernels with when they began and ended."""
+    """Returns the table of kernels with when they began and ended."""
     times = [
         _call(str(name), ended - began)
         for name, began, ended in calls
@@ -468,7 +470,8 @@ _QUERIES: tuple[tuple[str, set[str], str], ...] = (
     ),
     ("rocprofv3", {"kernels"}, 'SELECT name, start, "end" FROM kernels'),
 )
-"""nsys export --type sqlite, and the rocpd database that ROCm 7 writes unless it is told otherwise."""
+"""The first query reads what `nsys export --type sqlite` writes, the second the rocpd database that ROCm 7 writes unless it
+is told otherwise."""
 
 
 def _database(path: Path) -> tuple[str, VendorTable]:
@@ -485,7 +488,7 @@ def _database(path: Path) -> tuple[str, VendorTable]:
     )
 
 
-# What `rocprof-compute analyze` prints
+# This part reads what `rocprof-compute analyze` prints.
 
 _ANALYSED: tuple[tuple[str, CounterName, tuple[str, ...]], ...] = (
     (r"hbm (bandwidth|bw)$|l2-fabric read (bandwidth|bw)$", "bandwidth", ("pct of peak", "pop", "percent of peak")),
@@ -493,11 +496,11 @@ _ANALYSED: tuple[tuple[str, CounterName, tuple[str, ...]], ...] = (
     (r"(vector l1d?|vl1d) cache hit rate$|vl1d hit rate$", "l1_hits", ("avg", "value", "mean")),
     (r"l2 (cache )?hit rate$", "l2_hits", ("avg", "value", "mean")),
 )
-"""Names differ between versions; the share is either the value itself or the share of the peak, in one of these columns."""
+"""Names differ between versions. The share is either the value itself or the share of the peak, in one of these columns."""
 
 
 def counters_in(text: str) -> Iterator[Reading]:
-    """Returns the counters in the tables that `rocprof-compute analyze` draws with lines, each once."""
+    """Yields the counters in the tables that `rocprof-compute analyze` draws with lines, each once."""
     columns: list[str] = []
     found: dict[CounterName, Reading] = {}
     for line in text.splitlines():

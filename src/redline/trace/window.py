@@ -1,8 +1,7 @@
 """This module says which of a trace's work belongs to its steps, and to the phases of a step: forward, backward, optimizer, data.
 
-The device runs behind the host: when recording starts, it is still busy with work that was launched before. Such work
-is in the file, without its launch, and belongs to no recorded step; counted in, it makes every figure per step too
-large.
+The device runs behind the host. When recording starts, it is still busy with work that was launched before. Such work is in
+the file, without its launch, and belongs to no recorded step. If it were counted, every figure per step would be too large.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from redline.trace.timeline import device_views
 
 
 class Outside(Frozen):
-    """Device work in the file that is not counted. Of several traces, sums."""
+    """This is device work in the file that is not counted. For several traces it is the sum."""
 
     before_work: int = 0
     """This much was launched before the first recorded step, or before recording began."""
@@ -51,13 +50,13 @@ class Outside(Frozen):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A trace reduced to its steps, and what was left out. Without marks of steps, only early work is left out."""
+    """This is a trace reduced to its steps, and what was left out. Without marks of steps, only early work is left out."""
 
     links: Links
     steps: Intervals
-    """On the host; none where the trace has no marks of steps, or no work was launched in them."""
+    """These are the steps on the host. There are none if the trace has no marks of steps, or no work was launched in them."""
     device_free: dict[int, int]
-    """Each device was busy with work from before until then."""
+    """Each device was busy with earlier work until this time."""
     outside: Outside
 
     @property
@@ -65,7 +64,7 @@ class Recorded:
         return self.links.trace
 
     def bounds(self, device: int, busy: Intervals) -> tuple[int, int]:
-        """From when until when a device could have worked for these steps.
+        """Returns from when until when a device could have worked for these steps.
 
         A step may begin with a wait and end with one. Without marks of steps neither is known.
         """
@@ -79,16 +78,16 @@ class Recorded:
 _EVERY_STREAM = re.compile(r"^(cuda|hip)DeviceSynchronize|^cuCtxSynchronize")
 _A_STREAM = re.compile(r"^(cuda|hip|cu)(Device|Ctx|Stream)Synchronize")
 BROKEN = 0.01
-"""Share of the events whose times may be wrong by themselves."""
+"""This share of the events may have wrong times without meaning that the clocks disagree."""
 SLOWEST_START_NS = 100_000
-"""The slowest device known (MI300) starts work 24 µs after its launch: one that always takes four times that has another clock."""
+"""The slowest device known (MI300) starts work 24 µs after its launch. A device that always takes four times that has another clock."""
 
 
 def clocks_aligned(trace: Trace) -> Trace:
     """Returns the trace with the device's times moved if its clock and the host's do not agree.
 
-    Nothing starts before it is launched, nothing ends after a call that waited for all of it, and a device that starts its
-    work as the host launches it does so at once. Times are moved by as little as these allow; one broken event moves nothing.
+    Nothing starts before it is launched, nothing ends after a call that waited for all of it, and a device that starts its work
+    as the host launches it does so at once. Times are moved by as little as these allow. One broken event moves nothing.
     """
     links, work = Links(trace), trace.work
     shift = np.zeros(len(work), np.int64)
@@ -104,7 +103,7 @@ def clocks_aligned(trace: Trace) -> Trace:
 
 
 def _clock_shift(links: Links, rows: Ints, busy: Intervals) -> int:
-    """Returns by how much the device's times are to be moved; 0 where all is possible as it is."""
+    """Returns by how much the device's times are to be moved. It is 0 if everything is possible as it is."""
     trace, work, launched = links.trace, links.trace.work, links.launched_at[rows]
     early = launched - work.start[rows]
     if (early > 0).sum() > BROKEN * len(rows):
@@ -116,7 +115,7 @@ def _clock_shift(links: Links, rows: Ints, busy: Intervals) -> int:
     late = latest[np.searchsorted(launched[order], trace.calls.start[calls])] - trace.calls.end[calls]
     if (late > 0).sum() > BROKEN * len(late):
         return -int(np.median(late[late > 0]))
-    # Work that finds the device idle follows its launch where its delays differ by less than the gaps before it.
+    # Work that finds the device idle follows its launch if its delays differ by less than the gaps before it.
     follows = np.isin(work.start[rows], busy.start[1:])
     delays = (work.start - links.launched_by)[rows[follows]]
     if len(delays) < QUARTILES or delays.min() < SLOWEST_START_NS:
@@ -132,7 +131,7 @@ def recorded(trace: Trace) -> Recorded:
     before = _before_recording(links)
     inside, launched = ~before, links.is_launched
     if len(steps) and trace.has_device:
-        # Work that is launched between two steps keeps the device busy there: without it the device would seem idle.
+        # Work that is launched between two steps keeps the device busy there. Without it the device would seem idle.
         within = launched & (links.launched_at >= steps.start[0]) & (links.launched_at < steps.end[-1])
         if within.any():
             inside, before = within | ~(launched | before), before | (launched & (links.launched_at < steps.start[0]))
@@ -148,7 +147,7 @@ def recorded(trace: Trace) -> Recorded:
     )
     tables: dict[str, Any] = {} if inside.all() else {"work": work.only(inside)}
     # What the host did before the first and after the last step is left out. A frame or an annotation may have begun long
-    # before: what matters is that it reaches into the steps.
+    # before, so what matters is that it reaches into the steps.
     for name in ("operators", "calls", "annotations", "frames", "allocations") if len(steps) else ():
         table = getattr(trace, name)
         begin, end = (table.at, table.at) if name == "allocations" else (table.start, table.end)
@@ -159,7 +158,7 @@ def recorded(trace: Trace) -> Recorded:
 
 
 def _before_recording(links: Links) -> Mask:
-    """Returns true for work that has no launch in the file and began before anything launched in it, on its own stream or on any."""
+    """Returns True for work that has no launch in the file and began before anything launched in it, on its own stream or on any."""
     work, known = links.trace.work, links.is_launched
     if not known.any():
         return known
@@ -174,11 +173,11 @@ def _before_recording(links: Links) -> Mask:
 
 
 def step_marks(trace: Trace) -> Intervals:
-    """Each step on the host, in order."""
+    """Returns each step on the host, in order."""
     rows = matching(trace, trace.annotations, STEP)
     order = np.argsort(trace.annotations.start[rows], kind="stable")
     start, end = trace.annotations.start[rows][order], trace.annotations.end[rows][order]
-    # Steps follow each other; marks that overlap are cut where the next begins, and one that is there twice is one.
+    # Steps follow each other, so marks that overlap are cut where the next begins, and one that is there twice counts once.
     end[:-1] = np.minimum(end[:-1], start[1:])
     real = end > start
     return Intervals(start[real], end[real], order[real])
@@ -187,17 +186,18 @@ def step_marks(trace: Trace) -> Intervals:
 class Steps(Frozen):
     count: int
     seconds: tuple[float, ...]
-    """For each step, in order. With a device: from the start of its first work to that of the next step's first work."""
+    """These are the seconds of each step, in order. With a device a step goes from the start of its first work to that
+    of the next step's first work."""
     mean_s: float
     std_s: float | None
     min_s: float
     max_s: float
     spread: float | None
-    """Standard deviation over mean."""
+    """This is the standard deviation over the mean."""
 
 
 def steps_of(several: Sequence[Recorded]) -> Steps | None:
-    """None where the trace has no marks of steps; of several traces, all their steps."""
+    """Returns the steps of several traces together. Returns None if no trace has marks of steps."""
     borders = [(one, step_borders(one)) for one in several]
     each = [one.steps.end - one.steps.start if found is None else np.diff(found) for one, found in borders]
     lengths = [length / 1e9 for found in each for length in found.tolist()]
@@ -216,12 +216,12 @@ def steps_of(several: Sequence[Recorded]) -> Steps | None:
 
 
 def step_borders(one: Recorded) -> Ints | None:
-    """Returns when each step begins for the device, and when the last one ends; None where one of them has no work there."""
+    """Returns when each step begins for the device, and when the last one ends. Returns None if one of them has no work there."""
     steps, links, work = one.steps, one.links, one.trace.work
     known = links.is_launched
     if not len(steps) or not known.any():
         return None
-    # The host runs ahead; a step is over for the device when the next one begins there.
+    # The host runs ahead, so a step is over for the device when the next one begins there.
     first = np.full(len(steps), np.iinfo(np.int64).max)
     np.minimum.at(first, np.searchsorted(steps.start, links.launched_at[known], side="right") - 1, work.start[known])
     is_whole = (first < np.iinfo(np.int64).max).all()
@@ -244,7 +244,7 @@ class Phase(Frozen):
 
     @property
     def needs_s(self) -> float:
-        """No step can spend less on it: host and device may overlap, but neither can be skipped."""
+        """Returns the least time that a step can spend on this phase. Host and device may overlap, but neither can be skipped."""
         return max(self.host_s, self.device_s)
 
 
@@ -263,7 +263,7 @@ def phases_of(views: Sequence[HostView]) -> list[Phase]:
 
 
 def phases_marked(view: HostView) -> dict[str, Intervals]:
-    """When each phase was under way on the host; those without marks are left out.
+    """Returns when each phase was under way on the host. Phases without marks are left out.
 
     Marks of Redline's own tell all of them. Torch marks some, and whatever else the host does is then forward.
     """
