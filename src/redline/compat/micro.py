@@ -55,6 +55,7 @@ AMP_LEVELS = {0: "", 1: "amp", 2: "amp", 3: "fp16"}
 """These are the words of today for what APEX called O0 to O3."""
 
 COMPILE_KEYS = ("mode", "fullgraph", "dynamic", "backend", "options", "disable")
+"""These are the arguments of `torch.compile`, which `--compileContext` may set."""
 
 
 @dataclass(frozen=True)
@@ -589,7 +590,7 @@ class Printer:
         self.plain(*(f"{self._prefix}{line}" if line and self._prefix else line for line in lines))
 
     def plain(self, *texts: str) -> None:
-        # One write per call, because several ranks share the terminal.
+        # There is one write per call, because several ranks share the terminal.
         sys.stdout.write("".join(f"{printable(line)}\n" for text in texts for line in text.split("\n")))
         sys.stdout.flush()
 

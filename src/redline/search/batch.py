@@ -47,7 +47,7 @@ SLO_MARGIN = 0.99
 """This share of the batch that should just meet the target is tried, because half of those that just meet it would
 miss it another time."""
 HOPELESS = ("user", "unsupported", "compile", "numerics")
-"""The search ends when its first trial fails in one of these ways, because every batch would; so it does when the device cannot be opened."""
+"""The search ends if its first trial fails in one of these ways, because every batch would; so it does if the device cannot be opened."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Finder:
 
     @property
     def room(self) -> Room:
-        """The smallest trial tells best what is resident: the fewest of its inputs are counted in."""
+        """Returns how much memory there is. The smallest trial tells best what is resident, because the fewest inputs are counted in."""
         resident = next((trial.memory.resident_bytes for trial in self.found.fitting), None)
         capacity = next((trial.memory.limit_bytes for trial in self.found.fitting if trial.memory.limit_bytes), None)
         return Room(capacity_bytes=capacity, resident_bytes=resident or 0)
@@ -322,7 +322,7 @@ def _aim(points: Sequence[_Point], room: Room) -> float:
     if room.capacity_bytes is None:
         return 2 * batch
     free = room.capacity_bytes - needed
-    if free <= 0:  # it ran, so that the figure is off: only trying tells
+    if free <= 0:  # the batch ran, so that the figure is off, and only trying tells
         return BLIND * batch
     sure = batch + free * batch / (needed - _base(points[-1], room))
     if len(points) == 1:

@@ -27,9 +27,11 @@ from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, Stop
 from redline.search.observer import Journal, NoJournal, Observer
 
 REPLICATES = 3
+"""A race has this many replicates unless the user asks for another number."""
 EXTENSIONS = 2
 """A race is extended this often before its open pairs are called inconclusive."""
 REPLICATES_PER_EXTENSION = 2
+"""Each extension adds this many replicates."""
 FEWEST_REPLICATES = 2
 """No pair is decided by fewer. With two, Student's factor is 64, so only what is very clear is decided then."""
 FEWEST_ROUNDS = 4

@@ -54,7 +54,9 @@ def parse_numbers(value: Any, what: str = "batch") -> list[int]:
     """Returns the numbers that `8`, `[1, 8]`, `"1,8,16"` or `"16..512"` means; the last form doubles from its first number to its last."""
     numbers: list[int] = []
     for part in (word for item in listed(value) for word in (item.split(",") if isinstance(item, str) else [item])):
-        if isinstance(part, int) and abs(part) > MOST_ITEMS:  # before it is written out, which may not be possible
+        if (
+            isinstance(part, int) and abs(part) > MOST_ITEMS
+        ):  # it is checked before it is written out, which may not be possible
             require_range(what, part, 1, MOST_ITEMS)
         text = str(part).strip()
         if doubling := _DOUBLING.fullmatch(text):
@@ -240,7 +242,7 @@ def make_plan(
     return Plan(
         # The name follows from what was asked for, as what `auto` means may differ from machine to machine.
         name=name or default_name(grid.cells, "decide" if decides else ""),
-        # All cells once before any is measured again: what drifts then hits all of them alike.
+        # All cells are measured once before any is measured again, so that what drifts hits all of them alike.
         groups=tuple(
             tuple(_repeated(cell, number) for cell in group)
             for number in range(1, (1 if decides else replicates) + 1)

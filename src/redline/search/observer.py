@@ -58,7 +58,7 @@ class Observer:
         """A new set of fresh processes is about to start."""
 
     def standing(self, pairs: Sequence[Pair]) -> None:
-        """How the recipes compare after a replicate."""
+        """This is how the recipes compare after a replicate."""
 
     # run, of a grid
 

@@ -29,7 +29,8 @@ from redline.store import SettledCell, SweepLedger
 
 HOPELESS_AFTER = 0.25
 HOPELESS_FACTOR = 4.0
-"""After this share of the ceiling (the longest time that is allowed), a target that would take this many times the ceiling is given up."""
+"""After the share `HOPELESS_AFTER` of the ceiling (the longest time allowed), a target that would take `HOPELESS_FACTOR` times the ceiling
+is given up."""
 BROKEN_DOORS = 3
 """After this many groups in a row whose workers could not be started, the machine is at fault, not the cells."""
 

@@ -25,6 +25,7 @@ from redline.trace.timeline import DeviceTime, host_time
 from redline.trace.window import recorded
 
 PROFILED_STEPS = 3
+"""Communication is taken from a profile of this many steps, which is made after the timing."""
 SMALLEST_MESSAGE = 1 << 20
 """The link is probed with at least this many bytes, because inference has no gradients to send that would say how many."""
 

@@ -30,7 +30,7 @@ from redline.trace.vendors import DURATION, SHARES, TRAFFIC, VendorTable, counte
 
 @dataclass(frozen=True)
 class VendorTool:
-    """A profiler in front of a worker. In its words, `{folder}` is the folder into which all files go."""
+    """This is a profiler that is put in front of a worker. In its words, `{folder}` is the folder into which all files go."""
 
     name: str
     devices: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""The printers: they know units, intervals and doubts, and nothing of verbs."""
+"""The printers know units, intervals and doubts, and nothing of verbs."""

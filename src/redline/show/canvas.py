@@ -13,6 +13,7 @@ from redline.show.terminal import one_line
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")
 LABEL = 46
+"""A label in a picture has at most this many characters."""
 
 
 PICTURES = (".png", ".svg", ".pdf")

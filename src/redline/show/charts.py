@@ -9,6 +9,7 @@ from redline.model.metrics import Metric, Row, Table
 from redline.show.canvas import COLOURS, batch_ticks, label_text, log_ticks, new_figure
 
 MOST_BARS = 24
+"""A picture shows at most this many rows as bars."""
 MARKERS = "osD^vP"
 WIDTH = 80
 """A line in a terminal has at most this many characters: the name, the bar and the number."""

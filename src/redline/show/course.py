@@ -38,6 +38,7 @@ WORDS = {
     "ceilings": "measuring",
 }
 WITH_DETAIL = ("warm-up", "build", "data", "feed", "load", "ceilings")
+"""In these stages the detail that the bench tells is shown too."""
 
 
 NO_USE = (WIDEST - 1) / (WIDEST + 1)

@@ -355,6 +355,7 @@ _KEPT_WHOLE = re.compile(rf"\([^()\s]{{1,12}}–[^()\s]{{1,12}}\)|\d{{1,3}}(?:{T
 
 
 _JOINT = re.compile(r"(?<=\w)([+:/])(?=\w)")
+"""A line may end at one of these signs between two words, as they stand in a recipe."""
 
 
 def unbroken(text: str) -> Markup:

@@ -25,6 +25,7 @@ JsonDocument = NewType("JsonDocument", str)
 """This is a text that `json_document` has made; `--json` prints nothing else."""
 
 _OBEYED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""A terminal obeys these characters: control codes, line separators and marks that turn the direction of text."""
 
 
 def json_document(

@@ -69,7 +69,9 @@ MEMORIES = 20
 MOST_LINES = 5000
 """Only this many of the newest are in the page, because a page of thousands of records must still open at once."""
 QUANTILES = 61
+"""A distribution of latency has at most this many points."""
 TELEMETRY_SAMPLES = 400
+"""The telemetry of a record is thinned out to about this many looks."""
 KERNELS = 40
 
 TELEMETRY = ("utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz")

@@ -30,6 +30,7 @@ WIDTH, ROW_HEIGHT = 960, 16
 NARROWEST = 0.8
 """Boxes of a flame graph that are narrower than this, in units of `WIDTH`, cannot be seen and are left out."""
 DEEPEST_ROW = 40
+"""Deeper calls are left out of the flame graph."""
 NEARLY_ALL = 0.97
 """A Python function is left out of the flame graph if one callee takes this share of its time or more."""
 
@@ -118,6 +119,7 @@ def kernel_csv(profile: Profile) -> str:
 MOST_ROWS = 4
 """Each thread and each device has this many rows, which show what calls what from the outside; deeper boxes are too short to be seen."""
 MOST_THREADS = 3
+"""At most this many threads of the host are drawn."""
 NAMED_SHARE = 0.05
 """Boxes that are narrower than this share of the picture have no name."""
 LETTERS = 150

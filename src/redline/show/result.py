@@ -25,7 +25,7 @@ from redline.show.export import JsonDocument, harmless, safe_document
 from redline.show.terminal import Fitted, Remark, as_text, make_table, markdown_line, markdown_table
 
 SCHEMA = 3
-"""The version of the JSON document. It is raised when a field changes its meaning or goes away."""
+"""This is the version of the JSON document. It is raised when a field changes its meaning or goes away."""
 WHOLE_NAME = 28
 """This many characters of a row's name are kept on one line: in a narrow terminal, columns are left out before a name is folded."""
 MOST_COLUMNS = 7

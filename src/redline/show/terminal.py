@@ -122,7 +122,7 @@ class Fitted:
                 if _taken(least, shown) > options.max_width and name in shown and name not in self._keys:
                     shown.remove(name)
             hidden = [name for name in self._names if name in kept - set(shown)]
-            if shown == self._keys and hidden:  # not even one more fits
+            if shown == self._keys and hidden:  # not even one more column fits, so one is shown regardless
                 shown, hidden = [*shown, hidden[0]], hidden[1:]
             yield self._made(shown, columns, natural, least, options.max_width)
             if not self._keys:

@@ -1,4 +1,4 @@
-"""The history: every record ever measured, stored block by block while it is measured."""
+"""The history keeps every record ever measured. Each is stored block by block while it is measured."""
 
 from redline.store.history import History
 from redline.store.ledgers import SweepLedger, TuneLedger

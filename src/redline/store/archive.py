@@ -28,11 +28,13 @@ from redline.model.record import RunRecord
 from redline.store.schema import OWNED, ceilings, keep_points, put, records, tunes, with_trace
 
 MAGIC = b"REDLINE1"
+"""Every back-up begins with this."""
 LONGEST = 1 << 30
 """No frame is longer than this (1 GiB); a greater length is damage."""
 SMALLEST_ROW = 32
 """A row takes at least this many bytes, which limits how many rows a damaged file may have."""
 OTHERS = (tunes, ceilings)
+"""The rows of these tables belong to no record."""
 TABLES = {table.name: table for table in (records, *OWNED, *OTHERS)}
 
 StoredRow = tuple[str, dict[str, Any]]

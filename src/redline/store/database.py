@@ -50,6 +50,7 @@ OnNote = Callable[[str], None]
 # `sqlite:/x` is a mistyped URL; taken as a path it would silently start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
 _SECRETS = re.compile(r"(?<=:).*@|\?.*")
+"""These parts of a URL may hold a password."""
 _SERVER_OPTIONS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A server whose machine is gone must be noticed, not waited for until the network gives up."""
 _AWAY_STATES = ("57P01", "57P02", "57P03")

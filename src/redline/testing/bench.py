@@ -40,6 +40,7 @@ UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: 
 _FIRST_CALL_STEPS = 20
 """A first call is taken to cost as much as this many steady ones, without compiling."""
 _WARMUP_SAMPLES = 20
+"""A warm-up has this many steps at least, and reports as many samples."""
 _LONG_STEP_FACTOR = 10
 """A step this many times as long as the settling time needs no settling."""
 

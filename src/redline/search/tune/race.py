@@ -19,7 +19,7 @@ from redline.search.tune.summary import gains_of
 Kept = Literal["finals", "ablations"]
 
 FINALISTS = 4
-"""At most this many recipes join the last race beside the baseline."""
+"""At most this many of the fastest recipes are considered for the last race."""
 USABLE = 1.2
 """The race goes on while time is left and the upper end of the winner's interval is more than this many times its lower end."""
 AFTERWARDS = 0.25

@@ -25,6 +25,7 @@ Switches = frozenset[str]
 
 BASELINE: Switches = frozenset()
 BY_BLOCK = "compile:regional"
+"""This switch compiles each kind of repeated block only once."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ ON_GPU: dict[str, Expectation] = {
     "relieves both": Expectation(-0.15, 0.3, -0.3, 0.6),
     "relieves device": Expectation(-0.1, 0.3),
 }
+"""The keys are switches, with or without their options, and may begin with a task; the last three say what an unknown switch relieves."""
 ON_CPU: dict[str, Expectation] = {
     "static-cache": Expectation(0.05, 0.15),
     # Few CPUs have arithmetic for these formats; on others they are many times slower.
@@ -98,6 +100,7 @@ ON_CPU: dict[str, Expectation] = {
     "patch-products": Expectation(0.0, 0.05),
     "onnx": Expectation(-0.4, 0.3),
 }
+"""A switch that is not named here is judged on a CPU by what it says it relieves."""
 IN_COMMON = {"precision": 0.4, "compiler": 0.2, "other": 0.1, "precision on a CPU": 1.0}
 """The switches of a family have this standard deviation in common: one slow half precision makes the others suspect."""
 
@@ -116,7 +119,7 @@ def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
     """Returns what two switches together are expected to do beyond their own effects, as a logarithm."""
     if "precision" in (one.family, other.family):
         if "tf32" in (one.switch, other.switch):
-            return 0.42  # little is left in fp32
+            return 0.42  # little work is left in fp32 that tf32 could speed up
         if "channels-last" in (one.switch, other.switch):
             return -0.1  # tensor cores want the channel innermost
     return 0.0

@@ -242,7 +242,7 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
             continue  # it broke, or its energy could not be read
         known = found.get(trial.recipe)
         if known is not None and trial.anchor_id is None:
-            time = (known.log_s, known.error)  # opened again to go on from: the scale is the one it gave
+            time = (known.log_s, known.error)  # it was opened again to go on from, so the scale is the one it gave
         else:
             time = _time_of(record, trial, records, on_scale, kind)
         on_scale[record.id] = time

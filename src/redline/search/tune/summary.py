@@ -91,7 +91,7 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
     lines = [line for line in lines_of(measurements(measured, ceilings_of)) if line.row.failure is None]
     rows: dict[tuple[str, int | None], Measurement] = {}
     for line in sorted(lines, key=lambda line: not (line.row.throughput_per_s or line.row.latency_s)):
-        rows.setdefault((line.row.recipe, line.row.batch), line.row)  # over all processes of the search
+        rows.setdefault((line.row.recipe, line.row.batch), line.row)  # the row is over all processes of the search
     batch = next((line.row.batch for line in lines), None)
     standings, fallen = Standings(tune, records), fallen_in_race(tune, records)
     chosen = standings.winner()
