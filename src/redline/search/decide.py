@@ -188,7 +188,7 @@ class Race:
         return [done[position] for position in range(len(specs))]
 
     def _until_told(self, still_to_come: int = 0) -> UntilTold:
-        """Returns the rule for one replicate. As many as `still_to_come` are prepared already, and get as much of the time left as this one."""
+        """Returns the rule for one replicate. Those that are `still_to_come` are prepared already, and share the time left with it."""
         left_s = self.left_s()
         if math.isinf(left_s):
             return UntilTold(self.kind, self.planned)

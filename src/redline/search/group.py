@@ -171,7 +171,7 @@ class Group:
         return pending
 
     def is_ready(self, pending: Pending, timeout_s: float | None = None) -> bool:
-        """Waits this many seconds, or as long as it takes if that is None; returns whether the session is prepared or has failed by then."""
+        """Waits this many seconds, or as long as it takes for None; returns whether the session is prepared or has failed by then."""
         if pending.reply is None:
 
             def heard(progress: Progress) -> None:

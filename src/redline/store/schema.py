@@ -449,7 +449,8 @@ def read_ceilings(body: bytes) -> Ceilings | None:
 def with_trace(record: RunRecord, folder: Path | None, *, is_stored: bool = False) -> RunRecord:
     """Returns the record with the path of its trace: relative to the history's folder, as it is stored, or whole.
 
-    The folder and the history can then be moved together. A path that leads out of the folder, also by a link, is never opened: it becomes empty.
+    The folder and the history can then be moved together. A path that leads out of the folder, also by a link, is never opened: it
+    becomes empty.
     """
     if record.trace is None:
         return record
