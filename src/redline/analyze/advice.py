@@ -130,7 +130,7 @@ def command_line(
 
 
 def options_of(command: str, spec: RunSpec) -> str:
-    """How it was measured, as far as COMMAND can be told: door, effort, tail, no check of numerics.
+    """Returns the options that say how it was measured, as far as COMMAND can be told: door, effort, tail, no check of numerics.
 
     Only the door for a trial whose settings no command line can give: a search chose them, or a file set them one by one.
     """

@@ -1,4 +1,5 @@
-"""The least time that work takes on a device: counted work by class of operator, and single operators that were timed."""
+"""This module computes the least time that work takes on a device: counted work by class of operator, and single operators that were
+timed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ LimitedBy = Literal["compute", "memory"]
 
 
 class ClassLimit(Frozen):
-    """Operators of one kind, unfused."""
+    """These are operators of one kind, unfused."""
 
     name: OperatorKind
     calls: int
@@ -51,7 +52,7 @@ class Attainable(Frozen):
 
     @property
     def limited_by(self) -> LimitedBy | None:
-        """None where products that are missing could make it the other one."""
+        """Returns which of its limits is the higher one, or None where products that are missing could make it the other one."""
         return _longer(self.compute_s, self.memory_s, all_known=not self.without_ceiling)
 
 

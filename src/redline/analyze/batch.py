@@ -33,7 +33,8 @@ SLO_TESTS = 8
 """At most this many batches are compared with the target; the error probability is divided among them."""
 CLEARLY_FASTER = 1.03
 FEWEST_BATCHES = 3
-"""Two points always lie on a line: a knee through them would have no evidence, and none of three is left out."""
+"""A knee needs so many batches: two points always lie on a line, so a knee through them would have no evidence. None of three is left
+out."""
 LARGEST_MISFIT = 0.2
 """Points further than this from t = a + c·b are not described by it."""
 WELL_DESCRIBED = 0.05
@@ -95,7 +96,7 @@ class BatchTrial:
         return percentile_ceiling([block.samples for block in latency_blocks(self.row.record)], 0.95, confidence)
 
     def over(self, slo_p95_s: float) -> float:
-        """How many times over the target p95 is, by the best that is known of it."""
+        """Returns how many times over the target p95 is, by the best that is known of it."""
         latency = self.row.latency_s
         latency_s = self.p95_ceiling_s or (latency and (latency.p95 or latency.p50))
         return latency_s / slo_p95_s if latency_s else 1.0
@@ -148,7 +149,7 @@ class BatchSummary:
 
     @property
     def setting(self) -> str:
-        """Sizes, threads and versions in words. Shapes of inputs are those of one trial, and the limit has a place of its own."""
+        """Returns sizes, threads and versions in words. Shapes of inputs are those of one trial, and the limit has a place of its own."""
         words = condition_words(self.row.conditions, self.row.device)
         return " · ".join(text for name, text in words.items() if name not in ("inputs", "max_memory_bytes"))
 
@@ -176,7 +177,7 @@ class BatchSummary:
 
     @property
     def knee(self) -> Knee | None:
-        """None where the measured batches do not show one; a note then says why."""
+        """Returns the knee, or None where the measured batches do not show one; a note then says why."""
         found = supported_knee(self.trials)
         return None if isinstance(found, Note) else found
 
@@ -338,7 +339,7 @@ def expected_knee(trials: Sequence[BatchTrial]) -> float | None:
 
 
 def supported_knee(trials: Sequence[BatchTrial]) -> Knee | Note:
-    """The knee where measured batches show one; else why there is none."""
+    """Returns the knee where measured batches show one, else why there is none."""
     rates = {trial.batch: trial.throughput_per_s for trial in trials if trial.throughput_per_s}
     curve = curve_of(trials)
     if len(rates) < FEWEST_BATCHES:
@@ -379,7 +380,7 @@ class Curve:
 
     @cached_property
     def knee(self) -> Knee | None:
-        """None if the measured batches do not show one."""
+        """Returns the knee, or None if the measured batches do not show one."""
         return BatchSummary([BatchTrial(row) for row in self.rows]).knee
 
     @property

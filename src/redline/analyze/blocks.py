@@ -33,7 +33,7 @@ ms."""
 ENERGY_LONG_S = 2.0
 """A contended block so long has little of the energy of the block before it, which the counter adds late."""
 FEWEST_BLOCKS = 2
-"""How many of each sort there must be: a single one may be an outlier."""
+"""There must be so many of each sort, because a single one may be an outlier."""
 SMALLEST_SHIFT = 0.01
 """Shifts of a smaller share of the time are ignored."""
 CLEARLY = 4.0
@@ -55,7 +55,7 @@ def device_kind(record: RunRecord) -> str:
 
 
 def waited_s(record: RunRecord, blocks: Sequence[Block]) -> float:
-    """Seconds in which threads of a worker on a CPU were ready to run and other processes had the processors.
+    """Returns the seconds in which threads of a worker on a CPU were ready to run and other processes had the processors.
 
     Threads that wait for each other are the recipe's own doing.
     """
@@ -68,7 +68,7 @@ def waited_s(record: RunRecord, blocks: Sequence[Block]) -> float:
 
 
 def _waited_shares(record: RunRecord, kind: TimeKind) -> dict[int, float]:
-    """How much of each round's time was waited for a processor, by all threads together; nothing for what is not on a CPU."""
+    """Returns how much of each round's time was waited for a processor, by all threads together; nothing for what is not on a CPU."""
     if device_kind(record) != "cpu":
         return {}
     rounds: dict[int, list[Block]] = {}
@@ -82,7 +82,7 @@ def _waited_shares(record: RunRecord, kind: TimeKind) -> dict[int, float]:
 
 
 class Latency(Frozen, frozen=True, kw_only=True):
-    """Seconds per step. A percentile is None where too few samples would make it up."""
+    """These are seconds per step. A percentile is None where too few samples would make it up."""
 
     p50: float
     p90: float | None
@@ -132,7 +132,7 @@ def shift(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
 
 
 def blocks_as(blocks: Iterable[Block], kind: TimeKind) -> list[Block]:
-    """Those of the kind; for `ttft` and `tpot` those of a generation, with that part of it as their samples.
+    """Returns the blocks of the kind; for `ttft` and `tpot` those of a generation, with that part of it as their samples.
 
     For `energy` with the joules of each step: its seconds by the mean power over all of them, because a counter of joules
     moves too seldom for single blocks. None where the device has no counter.
@@ -234,7 +234,7 @@ def _rescaled(block: Block, factor: float) -> Block:
 
 
 def memory_of(record: RunRecord) -> Memory | None:
-    """Over the timed blocks: the highest of each peak, and the least that was resident and that there was to be had.
+    """Returns the memory over the timed blocks: the highest of each peak, and the least that was resident and that there was to be had.
 
     Needed is what must fit: the least a squeeze found, else what was reserved, on a CPU what the worker held for itself. Retries
     are those between the first block and the last. None where nothing was timed.
@@ -276,7 +276,7 @@ def throughput_interval(blocks: Sequence[Block], items: int | None) -> Interval 
 
 
 def latency_of(record: RunRecord) -> Latency | None:
-    """From latency blocks; where there are none, throughput blocks serve both."""
+    """Returns the latency from latency blocks. Where there are none, throughput blocks serve both."""
     blocks = latency_blocks(record)
     samples = list(chain.from_iterable(block.samples for block in blocks))
     if not samples:
@@ -298,7 +298,7 @@ def latency_of(record: RunRecord) -> Latency | None:
 
 
 def energy_figures(blocks: Sequence[Block], items: int | None) -> dict[str, float]:
-    """Joules per item and watts, where a counter had time enough for them."""
+    """Returns joules per item and watts, where a counter had time enough for them."""
     energy_j, wall_s = metered_energy(blocks) or (0.0, 0.0)
     if wall_s < ENERGY_LEAST_S or not energy_j:
         return {}

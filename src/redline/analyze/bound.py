@@ -30,7 +30,7 @@ HOST_BOUND_SHARE = 0.9
 """Issuing a step takes this share of the step or more: the device waits for the host."""
 DATA_WAIT_SHARE = 0.1
 MEMORY_BOUND_BANDWIDTH = 0.8
-"""Share of the peak that counters report; more is hardly ever reached."""
+"""This is a share of the peak, as counters report it; more is hardly ever reached."""
 _ISSUED_FREELY = 3
 """The issue of so many steps at a block's start is not yet held up by a full launch queue."""
 EXPLAINED_SHARE = 0.3
@@ -169,7 +169,7 @@ def _is_measured(record: RunRecord) -> bool:
 
 
 def _untold_by_issuing(record: RunRecord) -> Note | None:
-    """Why this record's issue times tell nothing about the host, or None."""
+    """Returns why this record's issue times tell nothing about the host, or None."""
     if device_kind(record) == "cpu":
         return SAME_AS_DEVICE
     if record.prepared is not None and record.prepared.step_synchronises:
@@ -180,7 +180,7 @@ def _untold_by_issuing(record: RunRecord) -> Note | None:
 def by_work(
     record: RunRecord | None, ceilings: Ceilings | None, so_far: Note, *, otherwise: BoundLabel = "unknown"
 ) -> Bound:
-    """Compute or memory: on which of the two limits the work spends more of its least time.
+    """Returns compute or memory: the one of the two limits on which the work spends more of its least time.
 
     Operators one by one, where they run one by one. A recipe that fuses them moves fewer bytes than they would, so there only
     the products and the compulsory bytes are counted. `so_far` is what is known without the work, `otherwise` the label where the work does not tell.
@@ -237,8 +237,8 @@ def telling_host_share(record: RunRecord) -> float | None:
 
 
 def least_issue_s(record: RunRecord) -> float | None:
-    """The shortest issue of a step. The usual one is longer: a host that has just been waiting is slow at first, and one
-    whose queue is full waits for the device."""
+    """Returns the shortest issue of a step. The usual one is longer: a host that has just been waiting is slow at first, and one whose
+    queue is full waits for the device."""
     issues = [issue_s for block in timed_blocks(record, "throughput") for issue_s in block.issue_s]
     return min(issues, default=None) if _issuing_tells(record) else None
 

@@ -31,7 +31,7 @@ class Check(Frozen):
     baseline: float | None
     candidate: float | None
     change: float | None
-    """Relative to the baseline; None where that means nothing."""
+    """This is relative to the baseline. It is None where that means nothing."""
     threshold: float | None
     failed: bool
     said: Note
@@ -140,7 +140,7 @@ def _is_lost(records: Sequence[RunRecord]) -> bool:
 
 
 def finite_check(records: Sequence[RunRecord]) -> Check:
-    """All that can be said of numerics where there is nothing to compare with."""
+    """Returns all that can be said of numerics where there is nothing to compare with."""
     failed = _is_lost(records)
     said = (
         note("not-finite", "the outputs are not finite") if failed else note("unknown", "nothing to compare with yet")
@@ -149,7 +149,7 @@ def finite_check(records: Sequence[RunRecord]) -> Check:
 
 
 def _outputs_apart(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> tuple[float | None, float, bool]:
-    """How far outputs, or losses, of the two sides are apart, how far they may be, and whether those of one side are as far."""
+    """Returns how far outputs, or losses, of the two sides are apart, how far they may be, and whether those of one side are as far."""
     sides = [
         [_comparable_outputs(each) for each in _numerics_of(side) if each.sketch or each.reference_losses]
         for side in (baseline, candidate)

@@ -36,8 +36,8 @@ MEMORY_BAND = 0.01
 FEWEST_REPLICATES = 3
 ALLOWANCE = {"cpu": 0.25}
 OTHER_ALLOWANCE = 0.10
-"""How much two processes of one recipe may differ, where too few were run to see it. On a GPU two were seen 4 % apart,
-each steady to 0.2 %; on a shared CPU medians of blocks vary by 10 %. Both are doubled, for two occasions."""
+"""Two processes of one recipe may differ so much, where too few were run to see it. On a GPU two were seen 4 % apart, each steady to 0.2 %;
+on a shared CPU medians of blocks vary by 10 %. Both are doubled, for two occasions."""
 SPOILING = frozenset({"throttled", "shared-gpu", "shared-cpu"})
 """These labels name what may have affected one side only, where the sides were not measured interleaved. Mere noise is in the interval."""
 PARTS: dict[TimeKind, str] = {"ttft": "time to first token", "tpot": "time per output token"}
@@ -47,7 +47,7 @@ Change = Literal["less", "more", "same", "inconclusive"]
 
 
 class Compared(Frozen):
-    """A figure beside the time. `change`: relative to the first; below 0 is less."""
+    """This is a figure beside the time. `change` is relative to the first; below 0 is less."""
 
     name: str
     first: float
@@ -70,11 +70,11 @@ class Comparison(Frozen):
     ratio: Ratio | None = None
     first_s: float | None = None
     other_s: float | None = None
-    """Median step, over all processes; the two are as far apart as the ratio says."""
+    """This is the median step over all processes; the two are as far apart as the ratio says."""
     runs: tuple[int, int] = (0, 0)
     figures: tuple[Compared, ...] = ()
     reasons: tuple[Note, ...] = ()
-    """Why the verdict is not clear."""
+    """They say why the verdict is not clear."""
     notes: tuple[Note, ...] = ()
 
 
@@ -274,7 +274,7 @@ def _medians_s(records: Iterable[RunRecord], kind: TimeKind = "throughput") -> l
 
 
 def valid_step_s(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
-    """The step as throughput blocks time it: the same clock on both sides, whatever the task; or a part of a generation.
+    """Returns the step as throughput blocks time it: the same clock on both sides, whatever the task; or a part of a generation.
 
     None where the run failed or nothing was timed.
     """

@@ -36,9 +36,9 @@ class Finding(Frozen):
     next: str
     """This is worth a try: a recipe of Redline where Redline captured the profile, else a change of the program."""
     gain_bound: float
-    """How many times faster the steps can become at most, if all of this were gone."""
+    """The steps can become at most so many times faster, if all of this were gone."""
     saves_s: float = 0.0
-    """How much earlier the steps would end without it. Findings are ordered by this, and bounded by it."""
+    """The steps would end so much earlier without it. Findings are ordered by this, and bounded by it."""
     recipe: str | None = None
     """This is the recipe that `next` names, if it names one."""
 
@@ -52,11 +52,11 @@ class Removal(Frozen):
     """This is what a cause stands for in the steps, and what they would save without it."""
 
     saves_s: float
-    """How much earlier the steps would end, played again without it."""
+    """The steps would end so much earlier, played again without it."""
     seconds: float
     """The device was waiting for it or working at it for so long."""
     count: int = 0
-    """Pieces of work, or calls."""
+    """It counts pieces of work, or calls."""
     what: str = ""
     """This took most of it."""
 
@@ -81,7 +81,7 @@ class Rule(Generic[F]):
     removes: Callable[[F], Removal | None]
     """Returns what is gone with the cause; None where the facts do not show it."""
     says: str | Callable[[F, Removal], str]
-    """The evidence. The facts at hand fill the gaps of a text, here and in the change."""
+    """This is the evidence. The facts at hand fill the gaps of a text, here and in the change."""
     change: str | Callable[[F, Removal], Advice | str] = ""
     least_share: float = WORTH_A_LINE
     limit: BoundLabel | None = None
@@ -107,13 +107,13 @@ class Rule(Generic[F]):
 
 
 def findings_of(rules: Iterable[Rule[F]], facts: F) -> list[Finding]:
-    """Whatever costs a noticeable share of the time, what would save the most first."""
+    """Returns whatever costs a noticeable share of the time, with what would save the most first."""
     found = [finding for rule in rules if (finding := rule.finding(facts)) is not None]
     return sorted(found, key=lambda finding: (-finding.saves_s, finding.code))
 
 
 def gain_of(saves_s: float, whole_s: float) -> float:
-    """The time of the steps over what would be left of it."""
+    """Returns the time of the steps over what would be left of it."""
     left_s = whole_s - saves_s
     return min(whole_s / left_s, LARGEST_GAIN) if left_s > 0 else LARGEST_GAIN
 
@@ -144,6 +144,6 @@ class Lanes:
     device_s: float
 
     def without(self, *, host_s: float = 0.0, device_s: float = 0.0, count: int = 0, what: str = "") -> Removal:
-        """The step played again with so much less to do or to wait for on each side; no lane overtakes the other."""
+        """Returns what the step saves, played again with so much less to do or to wait for on each side; no lane overtakes the other."""
         left_s = max(self.host_s - host_s, self.device_s - device_s, self.step_s - host_s - device_s, 0.0)
         return Removal(saves_s=max(self.step_s - left_s, 0.0), seconds=max(host_s, device_s), count=count, what=what)

@@ -53,7 +53,7 @@ class Judged(Frozen, frozen=True, kw_only=True):
     confidence: float | None = None
     """The interval from `low` to `high` has this confidence."""
     disturbed: int = 0
-    """Pairs that count although other processes had the processors beside them."""
+    """So many pairs count although other processes had the processors beside them."""
 
     @property
     def change(self) -> tuple[float | None, float | None, float | None]:
@@ -74,7 +74,7 @@ class GateRow(Judged, frozen=True, kw_only=True):
     candidate_processes: int = 0
     checks: tuple[Check, ...] = ()
     notes: tuple[Note, ...] = ()
-    """Why there is no clear verdict or what broke comes first."""
+    """They begin with why there is no clear verdict, or with what broke."""
     record_ids: tuple[str, ...] = ()
 
     @property

@@ -14,13 +14,13 @@ from redline.model.record import RunRecord
 from redline.model.work import CacheKind, Ceilings, GenerationInfo
 
 READING_SHARE = 0.6
-"""Share of the time per token that reading the weights takes at least: from here on memory is what limits decoding."""
+"""If reading the weights takes at least this share of the time per token, memory limits decoding."""
 IN_CACHE_SHARE = 1.1
 """More than memory can do, beyond what two clocks differ by: the weights stay in a cache of the processor."""
 
 
 class TokenTimes(Frozen):
-    """Seconds per output token. A percentile is None where too few samples would make it up."""
+    """These are seconds per output token. A percentile is None where too few samples would make it up."""
 
     p50: float
     p95: float | None
@@ -29,18 +29,18 @@ class TokenTimes(Frozen):
 
 
 class Generation(Frozen):
-    """Prefill and decode, each by itself. Rates count the whole batch."""
+    """This describes prefill and decode, each by itself. Rates count the whole batch."""
 
     ttft_s: float
     tpot_s: TokenTimes | None
-    """None where one token is written."""
+    """It is None where one token is written."""
     decode_share: float
     """This is the share of the time of a generation that decoding takes."""
     prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None
     weight_bytes: int
     bytes_per_weight: float | None
-    """None where the model has no weights."""
+    """It is None where the model has no weights."""
     cache_bytes: int
     cache: CacheKind
     read_bytes: int
@@ -56,7 +56,7 @@ class Generation(Frozen):
 
     @property
     def where(self) -> str:
-        """How keys and values are kept; `in cache` where what is read stays in a cache of the processor."""
+        """Returns how keys and values are kept; `in cache` where what is read stays in a cache of the processor."""
         return "in cache" if self.reads_from_cache else self.cache
 
     @property
@@ -66,7 +66,7 @@ class Generation(Frozen):
 
 
 def generation_of(record: RunRecord, ceilings: Ceilings | None = None) -> Generation | None:
-    """None for a record of another task, and where nothing was timed."""
+    """Returns the generation, or None for a record of another task, and where nothing was timed."""
     info = record.prepared.generation if record.prepared else None
     blocks = timed_blocks(record, "throughput")
     first = list(chain.from_iterable(block.phases.get("prefill", ()) for block in blocks))

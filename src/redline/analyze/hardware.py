@@ -34,7 +34,7 @@ _AMD_KERNELS = ("Cijk_", "igemm_", "miopen", "gfx9")
 
 class Hardware(Frozen):
     name: str = ""
-    """As the driver calls it; empty where the trace does not say."""
+    """This is what the driver calls it. It is empty where the trace does not say."""
     maker: Maker | None = None
     capability: tuple[int, int] | None = None
     """This is NVIDIA's compute capability."""
@@ -43,7 +43,7 @@ class Hardware(Frozen):
 
     @property
     def has_tf32(self) -> bool:
-        """Matrix units for fp32 with rounded inputs. Unknown hardware is not promised any."""
+        """Returns whether it has matrix units for fp32 with rounded inputs. Unknown hardware is not promised any."""
         return self.maker == "nvidia" and self.capability is not None and self.capability >= (8, 0)
 
     @property
@@ -107,7 +107,7 @@ def _maker(calls: Collection[str], name: str, kernels: Sequence[str]) -> Maker |
 
 
 def _built_for(kernels: Sequence[str]) -> tuple[int, int] | None:
-    """The newest architecture that a kernel was built for: the GPU is at least that."""
+    """Returns the newest architecture that a kernel was built for, because the GPU is at least that."""
     found = []
     products = list(islice((kernel for kernel in kernels if class_of(kernel) in PRODUCT_CLASSES), _MOST_NAMES))
     for kernel in products or kernels[:_MOST_NAMES]:
@@ -134,14 +134,14 @@ class OperatorLimit(Frozen):
     device_s: float
     """The device spent this time in kernels that the operator launched itself."""
     flops: int
-    """Products of all calls."""
+    """These are the products of all calls."""
     bytes: int
     flops_per_s: float
     bytes_per_s: float
     intensity: float
     """This is in FLOPs per byte."""
     limited_by: LimitedBy | None
-    """None where the device's limits are not known."""
+    """It is None where the device's limits are not known."""
     efficiency: float | None
     """This is the least time that the device allows, over the time it took."""
     in_cache: bool = False
@@ -168,7 +168,8 @@ def slowest_operator(limits: Sequence[OperatorLimit]) -> OperatorLimit | None:
 
 
 def operator_limits(links: Sequence[Links], hardware: Hardware, ceilings: Ceilings | None) -> list[OperatorLimit]:
-    """The longest first. Measured ceilings where there are some, else the datasheet of the GPU in the header.
+    """Returns the operators, the longest first, held against measured ceilings where there are some, else the datasheet of the GPU in the
+    header.
 
     On a host whose ceilings nobody measured, an operator is held against the fastest of at least its size in the same trace.
     """

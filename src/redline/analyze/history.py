@@ -30,11 +30,11 @@ many and fewer than `FEWEST_A_SIDE` is set aside before the others are looked at
 SMALLEST_CHANGE = 0.01
 """A change of the time that is smaller does not matter, however sure it is."""
 MOST_POINTS = 5000
-"""How many of the latest records of a series are analysed."""
+"""So many of the latest records of a series are analysed."""
 MOST_CHANGES = 10
 """Steps that are looked for in one series: the time this takes grows with their cube."""
 CORRELATIONS = (0.0, 0.4, 0.8)
-"""How much a record may follow the one before it; the criterion chooses."""
+"""A record may follow the one before it this much; the criterion chooses."""
 PER_STEP, PER_SLOPE = 3.5, 2.0
 """The criterion charges so many logarithms of the number of records for a step and for a power of the time. Zhang and Siegmund derive 3 for
 a step in a long series. With 60 records our values keep false alarms at 0 to 5 % without losing power, also beside drift and waves. With 3
@@ -69,7 +69,8 @@ class Trend(Frozen):
 
 
 def sessions(moments: Sequence[float]) -> list[int]:
-    """The places at which a session begins: records between which nothing was measured for a while have clocks and neighbours of their own."""
+    """Returns the places at which a session begins: records between which nothing was measured for a while have clocks and neighbours of
+    their own."""
     return [0, *(np.flatnonzero(np.diff(np.asarray(moments, dtype=np.float64)) > NEW_SESSION_S) + 1).tolist()]
 
 
@@ -113,7 +114,7 @@ def trend_of(seconds: Sequence[float], moments: Sequence[float] | None = None) -
 
 
 def _settled(values: Floats) -> Floats:
-    """With outliers drawn to their neighbours: what lasts for one record is no change.
+    """Returns the values with outliers drawn to their neighbours: what lasts for one record is no change.
 
     An outlier lies apart from the middle of the records before it and from that of those after it; at a change a record is like one of the two.
     """
@@ -128,7 +129,7 @@ def _settled(values: Floats) -> Floats:
 
 
 class _Model:
-    """A smooth trend of one order and noise of one correlation, and what steps would explain beside them."""
+    """This is a smooth trend of one order and noise of one correlation, and what steps would explain beside them."""
 
     def __init__(self, values: Floats, correlation: float, order: int) -> None:
         self.count = values.size

@@ -22,7 +22,7 @@ from redline.model.record import RunRecord
 from redline.model.units import format_rate
 
 SETTLING = 0.1
-"""Share of the requests that find a queue still filling up, and are left out of percentiles and means."""
+"""This share of the requests finds a queue still filling up, and is left out of percentiles and means."""
 KEEPS_UP = 0.97
 """This share of the rate that was offered must be completed: the band within which two speeds are the same."""
 Verdict = Literal["kept", "above the target", "falls behind"]
@@ -53,7 +53,7 @@ class LoadPoint(Frozen):
     rate: float
     """So many requests per second were asked for."""
     offered_rate: float
-    """How many arrived per second; in runs before 1.0 chance made it differ from the rate."""
+    """So many arrived per second; in runs before 1.0 chance made it differ from the rate."""
     achieved_rate: float
     """Requests completed per second. What the last ones take after their arrival is latency and does not lower it."""
     requests: int
@@ -76,7 +76,7 @@ class LoadPoint(Frozen):
     target_s: float | None = None
     """The p99 must stay within this."""
     runs: int = 1
-    """How often the rate was offered. The figures are those of the run that went worst."""
+    """The rate was offered so often. The figures are those of the run that went worst."""
 
     @property
     def tail_s(self) -> float:
@@ -197,7 +197,7 @@ def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
 
 
 def sustained(points: Sequence[LoadPoint]) -> float | None:
-    """The highest rate that is kept, as all below it are.
+    """Returns the highest rate that is kept, as all below it are.
 
     A rate above what a run that fell short has completed does not count: it was kept while the server was faster.
     """
@@ -211,7 +211,7 @@ def _over(count: float, seconds: float) -> float:
 
 
 def load_rows(load: LoadSummary) -> Iterator[Row]:
-    """One row for each rate of requests. What its verdict rests on stands in it."""
+    """Returns one row for each rate of requests. What its verdict rests on stands in it."""
     for point in load.points:
         metrics = (figure(getattr(point, field)) for figure, field in FIGURES)
         is_best = point.rate == load.sustainable_rate

@@ -61,7 +61,7 @@ CeilingsOf = Callable[[RunRecord], Ceilings | None]
 
 
 class VersusFirst(Frozen, frozen=True, kw_only=True):
-    """Against the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
+    """This compares one with the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
 
     recipe: str = ""
     """This is the recipe of the first."""
@@ -80,7 +80,7 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
 
 
 class Measurement:
-    """One record. None is unknown, never a guess; what failed has no speed, even if some blocks were timed."""
+    """A measurement is one record. None is unknown, never a guess; what failed has no speed, even if some blocks were timed."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Measurement:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """Threads, sizes, optimizer, loss, versions: what tells it from its neighbours."""
+        """Returns what tells it from its neighbours: threads, sizes, optimizer, loss, versions."""
         return conditions_of(self.record)
 
     @cached_property
@@ -256,7 +256,7 @@ class Measurement:
 
     @cached_property
     def energy(self) -> dict[str, Any]:
-        """Joules of an item and watts; `is_too_short` where all metered blocks together took less than a counter needs."""
+        """Returns joules of an item and watts; `is_too_short` where all metered blocks together took less than a counter needs."""
         if self.training is not None:
             return {"per_item_j": self.training.energy_per_sample_j}
         return (
@@ -313,7 +313,7 @@ class Measurement:
 
     @cached_property
     def _pace(self) -> float:
-        """How much faster it was in the rounds that are compared than in all rounds of its own."""
+        """Returns how much faster it was in the rounds that are compared than in all rounds of its own."""
         if self.pacer is None or self.vs_first is None or not self._own_per_s or not self.pacer.throughput_per_s:
             return 1.0
         items = (self.items_per_step or 1) / (self.pacer.items_per_step or 1)
@@ -354,7 +354,7 @@ class Measurement:
 
     @cached_property
     def roofline(self) -> Roofline | None:
-        """None where work or ceilings are not known."""
+        """Returns the roofline, or None where work or ceilings are not known."""
         found, step_s = roofline_of(self.record, self.ceilings), self.step_s
         is_own = self._pace == 1.0 and len(self.processes) == 1
         return found if found is None or is_own or step_s is None else at_step(found, step_s)
@@ -504,7 +504,7 @@ _GIVEN |= {"_processes", "_middle", "_timed", "_sound"}
 
 
 def name_of(row: Measurement) -> str:
-    """The recipe. Functions that were compared go by their own names."""
+    """Returns the recipe. Functions that were compared go by their own names."""
     if row.task != "step" or not row.group:
         return row.recipe
     return row.model if row.recipe == BASELINE else f"{row.model} {row.recipe}"
@@ -579,7 +579,7 @@ class Line:
 
     @property
     def processes(self) -> tuple[tuple[RunRecord, Measurement], ...]:
-        """In the order in which they were measured."""
+        """Returns the processes in the order in which they were measured."""
         return tuple((each.record, each) for each in self.row.processes)
 
     @property
@@ -593,7 +593,8 @@ class Line:
 
 
 def lines_of(rows: Sequence[Measurement]) -> list[Line]:
-    """In the order in which things were first measured, those of a group as they were asked for: a race opens them in any order.
+    """Returns the lines in the order in which things were first measured, those of a group as they were asked for: a race opens them in any
+    order.
 
     What failed, and what ran beside a profile, stays apart. `rows`: one per record.
     """

@@ -30,15 +30,16 @@ TIME_BAND = 0.03
 CONFIDENCE = 0.95
 CONFIDENCE_AFTER = {2: 0.99, 3: 0.98}
 CONFIDENCE_LATER = 0.97
-"""The confidence by the number of replicates. A race is looked at after each replicate and ends when it is decided, which favours replicates that
-happen to agree; with these, up to eight looks together still cover the truth 95 % of the time (simulated, with normal processes and
-with two speeds on both sides: 95.6 % at worst). Where one side alone has two speeds, three replicates that agree by chance miss it."""
+"""This is the confidence by the number of replicates. A race is looked at after each replicate and ends when it is decided, which favours
+replicates that happen to agree; with these, up to eight looks together still cover the truth 95 % of the time (simulated, with normal
+processes and with two speeds on both sides: 95.6 % at worst). Where one side alone has two speeds, three replicates that agree by chance
+miss it."""
 
 ENOUGH_QUIET = 3
-"""Replicates: with fewer, those that were disturbed count too, with all the doubt about them."""
+"""With fewer replicates than this, those that were disturbed count too, with all the doubt about them."""
 
 SMALLEST_SPREAD = 0.001
-"""Between processes: a few may agree by chance."""
+"""Processes count as at least this far apart, because a few may agree by chance."""
 
 Replicate = Sequence[RunRecord]
 """A replicate has one record per recipe, each of a process of its own."""
@@ -51,7 +52,7 @@ class Pair(Frozen):
     b: str
     ratio: float
     low: float | None
-    """None with a single replicate, which says nothing about other processes."""
+    """It is None with a single replicate, which says nothing about other processes."""
     high: float | None
     verdict: RaceVerdict
     replicates: int
@@ -65,7 +66,7 @@ def pairs_of(replicates: Sequence[Replicate], kind: TimeKind = "throughput") -> 
 
 
 def racer_names(specs: Iterable[RunSpec]) -> list[str]:
-    """The names of the racers; a recipe that races itself gets a number: `fp16`, `fp16 (2)`."""
+    """Returns the names of the racers; a recipe that races itself gets a number: `fp16`, `fp16 (2)`."""
     seen: Counter[str] = Counter()
     names = []
     for spec in specs:
@@ -76,7 +77,7 @@ def racer_names(specs: Iterable[RunSpec]) -> list[str]:
 
 
 def racer_name(spec: RunSpec) -> str:
-    """The recipe as written. Functions race each other, so they go by their own names."""
+    """Returns the recipe as written. Functions race each other, so they go by their own names."""
     if spec.workload.task != "step":
         return str(spec.recipe)
     return spec.workload.model + (f" {spec.recipe}" if spec.recipe.switches else "")
@@ -89,7 +90,7 @@ def names_in(replicate: Replicate) -> list[str]:
 def pair_of(
     replicates: Sequence[Replicate], a: str, b: str, kind: TimeKind = "throughput", *, looks: bool = True
 ) -> Pair | None:
-    """One pair; None where the two never met. `looks` False: the number of replicates did not depend on this pair."""
+    """Returns one pair, or None where the two never met. `looks` False: the number of replicates did not depend on this pair."""
     logs = logs_of(replicates, a, b, kind)
     if not logs:
         return None
@@ -131,7 +132,7 @@ def undisturbed(logs: Sequence[PairedLog], enough: int = ENOUGH_QUIET) -> list[P
 
 
 def bounds(logs: Sequence[PairedLog], half: float) -> Ratio:
-    """The ratio and its interval: half its width from the replicates, and what each side may have lost to other processes."""
+    """Returns the ratio and its interval: half its width from the replicates, and what each side may have lost to other processes."""
     centre, doubt = fmean(log.centre for log in logs), fmean(log.doubt for log in logs)
     half += doubt
     return Ratio(ratio=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half), rounds=len(logs))

@@ -1,4 +1,4 @@
-"""A profile: everything that can be told from one or more traces, and what was measured beside them."""
+"""This is a profile: everything that can be told from one or more traces, and what was measured beside them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from redline.trace.vendors import Counter, Reading, bandwidth_share, counters_of
 from redline.trace.window import Outside, Phase, Steps, phases_of, recorded, steps_of
 
 KERNELS_WITH_COUNTERS = 10
-"""How many of the longest kernels have their counters listed one by one."""
+"""So many of the longest kernels have their counters listed one by one."""
 
 
 class Capture(Frozen):
@@ -80,13 +80,13 @@ class Capture(Frozen):
     """The trace lies here."""
     tool: str = "torch.profiler"
     setting: str = ""
-    """Sizes, threads, versions, in words."""
+    """It says sizes, threads and versions in words."""
     switches: dict[str, Capabilities] = {}
     """Says what each switch of the recipe does to the program."""
     issue_share: float | None = None
     """This is the host time to issue a step over the time of a step, without the profiler. It is None where that says nothing."""
     least_issue_s: float | None = None
-    """The shortest that the host was seen to need for a step, without the profiler; None where that says nothing."""
+    """The host was seen to need at least so long for a step, without the profiler. It is None where that says nothing."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -104,9 +104,9 @@ class RankTime(Frozen):
     idle: Idle
     world_size: int | None = None
     process: str | None = None
-    """For a file that holds several."""
+    """It is given for a file that holds several."""
     waiting_s: float | None = None
-    """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
+    """It waited so long in collectives, until the last rank arrived. It is None where the traces of the other ranks are not there."""
 
 
 class Profile(Frozen):
@@ -140,7 +140,7 @@ class Profile(Frozen):
     limits: tuple[OperatorLimit, ...] = ()
     """Operators against what the device can do, from the shapes of their inputs."""
     gradient_reductions: int | None = None
-    """How often gradients are reduced for each step of the optimizer; None where the trace does not tell."""
+    """Gradients are reduced so often for each step of the optimizer. It is None where the trace does not tell."""
     parts: tuple[PartRow, ...] = ()
     """These are the times by module and by annotation."""
     generation: Generation | None = None
@@ -166,12 +166,12 @@ class Profile(Frozen):
 
     @property
     def kernels_for_most(self) -> int:
-        """How many kernels, from the top of the table, take 80 % of the time in kernels."""
+        """Returns how many kernels, from the top of the table, take 80 % of the time in kernels."""
         return most_of_the_time(self.kernels, 0.8)
 
     @property
     def bottleneck(self) -> str | None:
-        """The phase that needs most: the longer of its host and device time."""
+        """Returns the phase that needs most: the longer of its host and device time."""
         return max(self.phases, key=lambda phase: phase.needs_s).name if len(self.phases) > 1 else None
 
     @property
@@ -180,7 +180,7 @@ class Profile(Frozen):
 
     @property
     def wall_s(self) -> float:
-        """How long the profiled steps take without the profiler, where that is known; else how long they took."""
+        """Returns how long the profiled steps take without the profiler, where that is known; else how long they took."""
         if self.capture and self.capture.step_s and self.steps:
             return self.capture.step_s * self.steps.count
         return self.timeline.span_s
@@ -205,7 +205,7 @@ def profile_of(
     *,
     ceilings: Ceilings | None = None,
 ) -> Profile:
-    """All tables, the bound and the findings. `record`: what was measured without the profiler, if Redline captured."""
+    """Returns all tables, the bound and the findings. `record`: what was measured without the profiler, if Redline captured."""
     facts = facts_of(traces, record, ceilings=ceilings)
     profile = msgspec.structs.replace(facts.profile, findings=tuple(diagnose(facts)))
     return msgspec.structs.replace(profile, bound=limit_of(profile, record, ceilings))
@@ -416,7 +416,7 @@ def _capture(record: RunRecord) -> Capture:
 
 
 def rank_times(ran: Sequence[DeviceRun | OnHost], times: Sequence[DeviceTime], waiting: Waiting) -> list[RankTime]:
-    """Devices; where there are none, the hosts of traces that belong to ranks."""
+    """Returns the devices, or where there are none, the hosts of traces that belong to ranks."""
     return [
         RankTime(
             source=trace.source,

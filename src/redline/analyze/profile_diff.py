@@ -1,4 +1,4 @@
-"""Two profiles side by side: which kernels, operators and modules got faster or slower, appeared or vanished.
+"""This module sets two profiles side by side and tells which kernels, operators and modules got faster or slower, appeared or vanished.
 
 Times are per step where both profiles know their steps; else over the whole trace, and the comparison says so.
 """
@@ -20,7 +20,7 @@ Change = Literal["faster", "slower", "same", "appeared", "vanished"]
 
 
 class Changed(Frozen):
-    """One row of a comparison: a class, a kernel, an operator or a module, before and after."""
+    """This is one row of a comparison: a class, a kernel, an operator or a module, before and after."""
 
     name: str
     short_name: str
@@ -29,7 +29,7 @@ class Changed(Frozen):
     after_s: float
     difference_s: float
     ratio: float | None
-    """Before over after: above 1 is faster. None where one of them is nothing."""
+    """This is before over after: above 1 is faster. It is None where one of them is nothing."""
     calls_before: float
     calls_after: float
 

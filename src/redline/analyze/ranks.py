@@ -24,12 +24,12 @@ class LateRank(Frozen):
     phase: str
     """The phase of the step in which it takes longer than the others."""
     seconds: float
-    """How much longer it takes for its own part of a step."""
+    """It takes so much longer for its own part of a step."""
     why: Note
 
 
 def rank_peaks(blocks: Sequence[Block]) -> tuple[int | None, ...]:
-    """The peak memory of each rank; a single process is rank 0."""
+    """Returns the peak memory of each rank; a single process is rank 0."""
     memories: dict[int, list[int]] = {}
     for block in blocks:
         for rank, memory in [(each.rank, each.memory) for each in block.ranks] or [(0, block.memory)]:

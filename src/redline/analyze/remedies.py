@@ -21,7 +21,7 @@ _COMPILED = re.compile(
 
 
 def recipe_of(profile: Profile) -> tuple[Switch, ...]:
-    """The switches of the profiled recipe; none of a trace from elsewhere."""
+    """Returns the switches of the profiled recipe; a trace from elsewhere has none."""
     return Recipe.parse(profile.capture.recipe).switches if profile.capture is not None else ()
 
 

@@ -39,7 +39,7 @@ any time to launch it would be left."""
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """Recorded steps, as rules look at them: their tables, and every device, or every host that is the device."""
+    """These are recorded steps, as rules look at them: their tables, and every device, or every host that is the device."""
 
     profile: Profile
     devices: Sequence[OnDevice] = ()
@@ -304,7 +304,7 @@ def written_out(seen: OnHost) -> Mask:
 
 
 def copying(seen: OnHost) -> Mask:
-    """Operators that move values and compute nothing; turning one layout into another has a rule of its own."""
+    """Returns which operators move values and compute nothing; turning one layout into another has a rule of its own."""
     moving = seen.with_name(
         lambda name: name.kernel_class == "copy" and not name.converts_layout and not name.is_unfused
     )

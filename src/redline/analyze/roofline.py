@@ -1,4 +1,4 @@
-"""How far a record is from the roofline of its device, and the peaks that datasheets promise (`Datasheet`)."""
+"""This module says how far a record is from the roofline of its device, and holds the peaks that datasheets promise (`Datasheet`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Datasheet(Frozen):
 
 
 def _is(name: str, device_name: str) -> bool:
-    """As whole words at the end: an A10 is no A100, an RTX 4090 no RTX 4090 Laptop GPU, a slice of a card not the card."""
+    """Returns whether the device is called so, by whole words at the end: an A10 is no A100, an RTX 4090 no RTX 4090 Laptop GPU, a slice of
+    a card not the card."""
     return re.search(rf"(?:^|\s){re.escape(name)}{_MEMORY_SIZE}$", device_name.strip()) is not None
 
 
@@ -67,7 +68,7 @@ class Roofline(Frozen):
     operator_bytes: int
     """It counts operators unfused and is never part of the limit."""
     intensity: float | None
-    """FLOPs per compulsory byte; None where nothing must move."""
+    """These are FLOPs per compulsory byte. It is None where nothing must move."""
     ridge: float | None
     """FLOPs per byte above which the matrix units, not memory, are the limit."""
     compute_s: float
@@ -80,9 +81,10 @@ class Roofline(Frozen):
     """This is what the operators need one by one, each at its own limit."""
     measured_s: float
     headroom: float | None
-    """Measured over roofline time; None where the limit is 0 or leaves out products that have no ceiling."""
+    """This is measured over roofline time. It is None where the limit is 0 or leaves out products that have no ceiling."""
     efficiency: float | None
-    """Share of the step that its products need at the measured ceilings: achieved over peak. None where some have no ceiling."""
+    """Its products need this share of the step at the measured ceilings: it is achieved over peak. It is None where some have no
+    ceiling."""
     mfu: float | None
     """This is the same share against the datasheet's peak."""
     achieved_flops_per_s: float
@@ -98,7 +100,7 @@ class Roofline(Frozen):
 def roofline_of(
     record: RunRecord, ceilings: Ceilings | None, *, class_times: Mapping[str, float] | None = None
 ) -> Roofline | None:
-    """None where the record was not counted or not measured, or the device's ceilings are not known."""
+    """Returns the roofline, or None where the record was not counted or not measured, or the device's ceilings are not known."""
     measured_s = step_s(record)
     work = record.prepared.work if record.prepared else None
     if work is None or ceilings is None or measured_s is None or record.failure is not None:

@@ -1,4 +1,4 @@
-"""A measurement as a row of figures: what every table, page, picture, CSV and JSON shows of it.
+"""This module makes a row of figures of a measurement, which every table, page, picture, CSV and JSON shows.
 
 `FIGURES` is the one table of what can be known of a measurement: a new figure is one line there. `row_of` makes the row, and `table_of`
 puts several side by side with the conditions in which they differ; what all of them share goes to the title.
@@ -137,7 +137,7 @@ def _metric(row: Measurement, figure: Figure, places: str | Callable[[Measuremen
 
 
 def doubt_of(row: Measurement) -> Note | None:
-    """Why its times are not to be relied on; None where they are sound."""
+    """Returns why its times are not to be relied on, or None where they are sound."""
     if row.failure is not None or row.verdict.settles:
         return None
     named = DISQUALIFYING & set(row.verdict.labels)
@@ -197,7 +197,7 @@ def facts_of(row: Measurement) -> dict[str, Fact]:
 
 
 def row_of(row: Measurement) -> Row:
-    """All that is known of a measurement, with what to know about it."""
+    """Returns all that is known of a measurement, with what to know about it."""
     facts = facts_of(row)
     if row.failure is not None:
         return Row(facts={**facts, "trust": "failed"}, failure=row.failure.line, record_id=row.record_id)
@@ -361,7 +361,7 @@ def _of_speeds(table: Table, rows: Sequence[Row]) -> Headline:
 
 
 def _sentence(table: Table, row: Row, template: str, speed: Row | None = None) -> Headline:
-    """A sentence about one row; `where` names the conditions in which the table's rows differ."""
+    """Returns a sentence about one row; `where` names the conditions in which the table's rows differ."""
     told = [
         in_words(name, row.get(name))
         for name in table.keys

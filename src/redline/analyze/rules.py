@@ -1,4 +1,4 @@
-"""The rules of the diagnosis: what a cause is called, what it removes, what it says, what to change."""
+"""The rules of the diagnosis stand here: what a cause is called, what it removes, what it says, what to change."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ _EXCHANGES = {
     **dict.fromkeys(("sendrecv", "send", "recv"), _STAGES),
     "broadcast": "DDP(broadcast_buffers=False) where the ranks need not share their buffers; else fewer, larger broadcasts",
 }
-"""How to wait less for what is exchanged most; reductions are in `_overlap`."""
+"""These say how to wait less for what is exchanged most; reductions are in `_overlap`."""
 
 
 def _overlap(facts: TraceFacts, gone: Removal) -> str:
@@ -516,14 +516,15 @@ RULE_OF = {rule.code: rule for rule in RULES}
 
 
 def diagnose(facts: TraceFacts) -> list[Finding]:
-    """Whatever costs a noticeable share of the time, what would save the most first. Of decoding there is one finding about the host."""
+    """Returns whatever costs a noticeable share of the time, with what would save the most first. Of decoding there is one finding about
+    the host."""
     found = [] if facts.profile.missing else findings_of(RULES, facts)
     told = {finding.code for finding in found}
     return [finding for finding in found if finding.code != "host-bound" or "decode-host-bound" not in told]
 
 
 LIMITS = 0.1
-"""Share of the time: a first finding that saves less is not what limits the steps."""
+"""A first finding that saves less than this share of the time is not what limits the steps."""
 NO_SHAPES = note(
     SAME_AS_DEVICE.code,
     "host and device are the same; recorded with record_shapes=True, a trace also tells which operators are slow for their size",

@@ -1,4 +1,4 @@
-"""How well a workload scales over ranks, and what is in the way.
+"""This module says how well a workload scales over ranks, and what is in the way.
 
 The ideal is the throughput of the fewest ranks that were measured, in proportion. Ranks that share processors are shown
 and never called scaling: what they lose says nothing about the model or the network.
@@ -50,7 +50,7 @@ class Communication(Frozen):
     exposed_s: float | None = None
     """The part of it in which nothing is computed."""
     waited_s: float | None = None
-    """How much longer the rank that waits most is in collectives: it waits there for the last to arrive."""
+    """The rank that waits most is so much longer in collectives: it waits there for the last to arrive."""
     span_s: float | None = None
     """This is the time of the profiled step."""
     probe_s: float | None = None
@@ -67,7 +67,7 @@ class ScaleRun(Frozen):
 
 @dataclass(frozen=True)
 class ScalePoint:
-    """One number of ranks: its row, and the facts that the rules look at."""
+    """A point is one number of ranks: its row, and the facts that the rules look at."""
 
     run: ScaleRun
     row: Row
@@ -85,7 +85,7 @@ class ScalePoint:
 
     @property
     def lost_s(self) -> float:
-        """How much longer a step takes than the ideal says; 0 where there is no ideal."""
+        """Returns how much longer a step takes than the ideal says, or 0 where there is no ideal."""
         ideal, reached = self.row.value("ideal"), self.row.value("throughput")
         return max(self.step_s * (1 - reached / ideal), 0.0) if ideal else 0.0
 

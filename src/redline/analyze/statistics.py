@@ -42,7 +42,7 @@ class Interval(Frozen, frozen=True, kw_only=True):
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The geometric mean of several processes, with Student's interval on the mean of the logarithms."""
+    """Returns the geometric mean of several processes, with Student's interval on the mean of the logarithms."""
     logs = np.log(values)
     half = student_t(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
     low, centre, high = np.exp(float(logs.mean()) + half * np.array([-1.0, 0.0, 1.0])).tolist()
@@ -75,7 +75,7 @@ class PairedLog(Frozen, frozen=True, kw_only=True):
 
     @property
     def doubt(self) -> float:
-        """How far it may be from there because of other processes."""
+        """Returns how far it may be from there because of other processes."""
         return (self.above + self.below) / 2
 
 
@@ -102,7 +102,7 @@ def median_interval(blocks: Sequence[Sequence[float]]) -> Interval | None:
 
 
 def autocorrelation_time(samples: Sequence[float] | Floats, q: float = 0.5) -> float:
-    """How many successive samples say as much as one independent sample about the q-quantile; 1 or more.
+    """Returns how many successive samples say as much as one independent sample about the q-quantile; 1 or more.
 
     Taken from the above/below-quantile signs, which is what the ranks of a quantile rest on, so that one outlier cannot
     hide a correlation. Lags are summed in pairs while their sum stays positive and does not grow (Geyer's initial
@@ -126,7 +126,7 @@ def autocorrelation_time(samples: Sequence[float] | Floats, q: float = 0.5) -> f
 
 
 def percentile(samples: Sequence[float] | Floats, q: float) -> float | None:
-    """The q-quantile (q between 0 and 1), or None where so few samples would make it up."""
+    """Returns the q-quantile (q between 0 and 1), or None where so few samples would make it up."""
     if len(samples) < fewest_for_percentile(q):
         return None
     return float(np.quantile(np.asarray(samples, dtype=np.float64), q))
@@ -203,7 +203,7 @@ def paired_log(first: Mapping[int, float], other: Mapping[int, float]) -> Paired
 
 
 def spread(samples: Sequence[float]) -> float | None:
-    """Standard deviation over mean; None with fewer than two samples."""
+    """Returns the standard deviation over the mean, or None with fewer than two samples."""
     if len(samples) < 2:
         return None
     values = np.asarray(samples, dtype=np.float64)
@@ -212,7 +212,7 @@ def spread(samples: Sequence[float]) -> float | None:
 
 
 def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Ratio:
-    """The ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
+    """Returns the ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
     ours, theirs = [math.log(seconds) for seconds in first_s], [math.log(seconds) for seconds in other_s]
     low, middle, high = _welch(ours, theirs, 0.95)
     rounds = min(len(ours), len(theirs))
@@ -222,7 +222,7 @@ def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Rat
 def _welch(
     ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, confidence: float
 ) -> tuple[float, float, float]:
-    """Low, middle and high of the difference of two means."""
+    """Returns low, middle and high of the difference of two means."""
     errors = [float(np.var(side, ddof=1)) / len(side) for side in (ours, theirs)]
     whole = sum(errors)
     # Rounded down: fewer degrees of freedom make a wider interval.
@@ -237,7 +237,7 @@ def _welch(
 def shift_between(
     ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, confidence: float
 ) -> tuple[float, float, float]:
-    """Low, middle and high of how far the first values lie above the others, by ranks, which outliers and modes do not move.
+    """Returns low, middle and high of how far the first values lie above the others, by ranks, which outliers and modes do not move.
 
     Where so few values cannot have the confidence by ranks, Welch's interval stands in.
     """
@@ -247,7 +247,7 @@ def shift_between(
 
 
 def by_ranks(values: Sequence[float] | Floats, spread: float, confidence: float) -> tuple[float, float, float] | None:
-    """Low, middle and high of a shift: order statistics of averages, or of differences, of every two observations.
+    """Returns low, middle and high of a shift: order statistics of averages, or of differences, of every two observations.
 
     `spread` is the variance of the rank statistic when nothing changed. Returns None where so few values cannot have the confidence. The
     normal approximation of the rank is on the safe side that far out.
@@ -270,7 +270,7 @@ def student_t(degrees: int, confidence: float = 0.95) -> float:
 
 
 def _student_within(t: float, degrees: int) -> float:
-    """P(|T| <= t): the finite trigonometric sums for odd and even degrees (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Returns P(|T| <= t) by the finite trigonometric sums for odd and even degrees (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2 == 1
@@ -297,7 +297,7 @@ def autocorrelation_inflation(logs: Floats) -> float:
 
 
 def _middle(ordered: Floats) -> float:
-    """The median of sorted values. `np.median` takes ten times as long for a block, and this is asked after every round."""
+    """Returns the median of sorted values. `np.median` takes ten times as long for a block, and this is asked after every round."""
     half = ordered.size // 2
     return float(ordered[half] if ordered.size % 2 else (ordered[half - 1] + ordered[half]) / 2)
 

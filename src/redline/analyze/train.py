@@ -22,7 +22,7 @@ DATA_BOUND_SHARE = DATA_WAIT_SHARE
 
 
 class TrainingSummary(Frozen):
-    """One training. None is unknown, never a guess."""
+    """This is one training. None is unknown, never a guess."""
 
     record_id: str
     model: str
@@ -153,7 +153,7 @@ def latest_feed(record: RunRecord, part: FedPart, workers: int | None = None, pr
 
 
 def loading_share(record: RunRecord) -> float:
-    """The most that loading can take of the time together: what it takes alone, with nothing beside it."""
+    """Returns the most that loading can take of the time together: what it takes alone, with nothing beside it."""
     loader, together = latest_feed(record, "loader"), latest_feed(record, "together")
     return min(1.0, together.per_s / loader.per_s) if loader and together and loader.per_s > 0 else 1.0
 
@@ -213,7 +213,7 @@ def about_the_loader(record: RunRecord) -> str:
 
 
 def where_time_goes(training: TrainingSummary) -> str:
-    """The share of each phase in words; empty if no step was timed."""
+    """Returns the share of each phase in words; empty if no step was timed."""
     return ", ".join(f"{name} {format_share(share)}" for name, share in training.phase_shares.items())
 
 

@@ -28,7 +28,7 @@ FEWEST_EPOCHS = 3
 SHARED_CPU = 0.05
 """A worker that had to wait for a processor longer than this, of the time it could have run, was slowed by others."""
 NOTED_CORES = 0.25
-"""Kept busy by other processes: less is what any machine has."""
+"""If other processes keep so many cores busy, a note says so; less is what any machine has."""
 
 CONDEMNING_THROTTLE = {
     "hw_slowdown": "hardware slow-down",
@@ -43,7 +43,7 @@ NOTED_THROTTLE = {
 }
 
 Said = Iterator[tuple[TrustLabel | None, Note]]
-"""A note with the label it brings; None where it is worth knowing, but no reason for distrust."""
+"""This is a note with the label it brings. The label is None where the note is worth knowing, but no reason for distrust."""
 
 
 DISQUALIFYING: frozenset[TrustLabel] = frozenset(
@@ -92,7 +92,7 @@ def verdict(record: RunRecord) -> Verdict:
 
 
 def target_half_width(record: RunRecord) -> float:
-    """The interval this record had to reach; a CPU is shared and has a wider one."""
+    """Returns the interval this record had to reach; a CPU is shared and has a wider one."""
     measure = record.spec.measure
     return measure.cpu_target_half_width if device_kind(record) == "cpu" else measure.target_half_width
 

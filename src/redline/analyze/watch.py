@@ -30,11 +30,12 @@ SLOT_OF = {
     "data": "data", "copy": "copy", "forward": "forward", "backward": "backward", "zero_grad": "optimizer", "saving": "saving",
     "replay": "forward", "upkeep": "other",
 }  # fmt: skip
-"""The slot of a call. Those that are not listed have a time of their own, or none."""
+"""This is the slot of a call. Those that are not listed have a time of their own, or none."""
 COLUMNS = ("caller", "ended", "is_full", "is_profiled", "paused", "loaded", "fed", "waited", "models")
 """These columns of the table describe a step. After them comes its time, by stretch and slot."""
 BY_HAND, BY_BACKWARD, BY_BATCH = -1.0, -2.0, -3.0
-"""Callers of steps that no optimizer ended: the program counted them, a backward pass ended them, or only a batch was seen."""
+"""These are the callers of steps that no optimizer ended: the program counted them, a backward pass ended them, or only a batch was
+seen."""
 MOST_MODELS = 50
 """Models are bits of a 64-bit float, which holds 53 of them without loss."""
 MOST_VIEWS = 3
@@ -42,9 +43,9 @@ MOST_VIEWS = 3
 START_UP, START_UP_S = 10.0, 0.5
 """Leading steps that take so many medians, and longer than this, compile, tune or fill caches: they are first steps."""
 OUTLIER = 2.0
-"""Medians: a step that takes longer is slow."""
+"""A step that takes longer than so many medians is slow."""
 FIRST_STEPS = 3
-"""Are slower than those after them wherever memory is fetched and kernels are chosen."""
+"""The first steps are slower than those after them wherever memory is fetched and kernels are chosen."""
 STEPS_OF_A_BATCH = 32
 """A batch of a DataLoader may serve several steps, as with truncated backpropagation, but not more than so many."""
 RARELY = 0.5
@@ -59,7 +60,7 @@ FEWEST_LOOKS = 12
 
 
 class Heard(NamedTuple):
-    """A row that the process wrote; `bench/watch/spool.py` says what its key and value are."""
+    """This is a row that the process wrote; `bench/watch/spool.py` says what its key and value are."""
 
     kind: str
     key: float
@@ -73,7 +74,7 @@ class Reader:
 
     def __init__(self, *, is_by_batch: bool = False) -> None:
         self.rows = array("d")
-        """The steps, one after the other: the columns, then their time by stretch and slot."""
+        """These are the steps, one after the other: the columns, then their time by stretch and slot."""
         self.rest: list[Heard] = []
         """These rows came since the last step."""
         self.starts: list[float] = []
@@ -195,7 +196,7 @@ class Reader:
         return 0.0
 
     def table(self) -> Vector:
-        """One row for each step. Where neither optimizer nor backward pass was heard, each batch is one."""
+        """Returns one row for each step. Where neither optimizer nor backward pass was heard, each batch is one."""
         rows = self.rows
         if not rows and not self._trains:
             reader = Reader(is_by_batch=True)
@@ -209,9 +210,9 @@ class DeviceClock:
 
     def __init__(self) -> None:
         self.spent = np.zeros(len(SLOTS))
-        """Seconds of the device by slot."""
+        """These are the seconds of the device by slot."""
         self.lag_s = 0.0
-        """How far the device was behind the host when it was last looked at."""
+        """The device was so far behind the host when it was last looked at."""
         self._began: float | None = None
         """It is the time of the host when this clock began, or None where there is none."""
         self._reached: dict[float, float] = {}
@@ -445,7 +446,7 @@ L = TypeVar("L", bound=Log)
 
 
 class Steps:
-    """The steps of a loop: one row each, however many optimizers it calls."""
+    """These are the steps of a loop: one row each, however many optimizers it calls."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -492,7 +493,7 @@ class Steps:
         is_pass = callers == BY_BACKWARD
         fed = of_group(fed * is_pass) + of_group(fed * ~is_pass, np.maximum)
         self.samples: Vector = np.where(is_loaded(loaded), loaded, fed)
-        """Per step: what the loader delivered; where none does, what the model was fed."""
+        """For each step this is what the loader delivered, or where none does, what the model was fed."""
         self.is_profiled = of_group(column["is_profiled"]) > 0
         self.ended_s = of_group(column["ended"], np.maximum)
         self._waited_s, self._is_full = of_group(column["waited"]), of_group(~full) == 0
@@ -639,7 +640,8 @@ def _shares_batches_unevenly(callers: Vector, loaded: Vector) -> bool:
 
 
 def rates_of(logs: Sequence[Log]) -> Rates:
-    """All logs are of one loop: the ranks of a distributed training take the same steps, each with samples of its own."""
+    """Returns the rates of all logs, which are of one loop: the ranks of a distributed training take the same steps, each with samples of
+    its own."""
     ranks = [Steps(log.reader) for log in main_logs(logs)]
     if not ranks or not ranks[0].count:
         return Rates()
@@ -735,7 +737,7 @@ def growth_of(looks: Sequence[tuple[float, int]]) -> float | None:
 
 
 def main_logs(logs: Sequence[L]) -> list[L]:
-    """Those of the training: its ranks, rank 0 first; of processes that are no ranks, the one with the most steps."""
+    """Returns the logs of the training: its ranks, rank 0 first; of processes that are no ranks, the one with the most steps."""
     counts = {id(log): len(log.reader.table()) for log in logs}
     stepped = sorted((log for log in logs if counts[id(log)]), key=lambda log: counts[id(log)])
     # If a rank was started again, its longest life counts.

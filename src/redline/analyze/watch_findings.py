@@ -80,7 +80,7 @@ class RunFacts:
 
     @property
     def autocast(self) -> str | None:
-        """The number format of autocast; None without it."""
+        """Returns the number format of autocast, or None without it."""
         return self.usage.get("autocast")
 
     @property
@@ -97,13 +97,13 @@ class RunFacts:
 
     @property
     def computes_in_fp32(self) -> bool:
-        """Weights in fp32 and no autocast: what matrix products then run in is up to the TF32 flags."""
+        """Returns whether weights are in fp32 without autocast: what matrix products then run in is up to the TF32 flags."""
         dtypes = {name for model in self.process.get("models", []) for name in model.get("dtypes", {})}
         return self.autocast is None and dtypes == {"float32"}
 
     @property
     def loader(self) -> Mapping[str, Any] | None:
-        """The one that delivers most batches: one for validation may be gone through more often. A stream has no end."""
+        """Returns the loader that delivers most batches: one for validation may be gone through more often. A stream has no end."""
 
         def delivered(loader: Mapping[str, Any]) -> float:
             planned = loader.get("batches", 1)

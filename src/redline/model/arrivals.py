@@ -16,15 +16,15 @@ from typing import Protocol
 from redline.model.fields import MOST_ITEMS, Count, Frozen, Items, Seconds, require_range, require_seconds
 
 MOST_REQUESTS = 2_000_000
-"""Per point: more would fill the desk's memory."""
+"""A point may have so many requests; more would fill the desk's memory."""
 
 
 class LoadSpec(Frozen):
-    """How requests are put together into batches in front of the model."""
+    """This says how requests are put together into batches in front of the model."""
 
     max_batch: int = 32
     max_wait_s: float = 0.005
-    """The longest that the oldest request of a batch that is not full waits for others while the device is idle."""
+    """The oldest request of a batch that is not full waits at most so long for others while the device is idle."""
     slo_p99_s: float | None = None
     """The p99 of latency must stay within this for a rate to count as sustained."""
 
@@ -41,17 +41,17 @@ class Served(Frozen):
     rate: float
     """Requests per second that were asked for; of an arrival file, what it holds on average."""
     arrivals_s: tuple[Seconds, ...]
-    """When each request was due, whether or not the server was ready for it."""
+    """Each request was due then, whether or not the server was ready for it."""
     sizes: tuple[Items, ...]
-    """Requests in each batch. Requests are served in the order of their arrival."""
+    """Each batch has so many requests. Requests are served in the order of their arrival."""
     started_s: tuple[Seconds, ...]
     finished_s: tuple[Seconds, ...]
     ended_s: Seconds
-    """When the run ended; requests that were not served by then had waited until then."""
+    """The run ended then; requests that were not served by then had waited until then."""
     seed: int | None = None
     """This is the seed of the arrivals; None: they came from a file."""
     padded: Count = 0
-    """Rows of padding: programs compiled for fixed sizes compute them too."""
+    """So many rows were padding: programs compiled for fixed sizes compute them too."""
 
 
 class Clock(Protocol):

@@ -61,7 +61,7 @@ class MissingExtra(UsageError):
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra. The distribution has another name than the package, which was taken."""
+    """Returns the command that installs an extra. The distribution has another name than the package, which was taken."""
     return f"pip install 'torch-redline[{extra}]'"
 
 
@@ -112,7 +112,7 @@ class Exit(IntEnum):
     INCONCLUSIVE = 4
     """Only `compare --fail-inconclusive` exits with this."""
     FAILED_ROW = 5
-    """Something could not be measured; the other rows were."""
+    """This means that something could not be measured; the other rows were."""
     INTERRUPTED = 130
 
 

@@ -17,21 +17,21 @@ MOST_THREADS = 2**12
 MOST_RANKS = 2**14
 MOST_BYTES = 2**60
 MOST_SECONDS = 10**7
-"""Four months: no measurement takes longer, and every system clock can count this far."""
+"""This is four months. No measurement takes longer, and every system clock can count this far."""
 MOST_CELLS = 20_000
-"""In a grid. More would take weeks; a typing mistake easily makes millions."""
+"""A grid may have so many cells. More would take weeks; a typing mistake easily makes millions."""
 MOST_REPLICATES = 1000
 MOST_DEPTH = 1000
 """This is the depth of nested modules, which is Python's recursion limit."""
 MOST_ROWS = 1_000_000
 """More rows in a listing or a table, or steps under a profiler, nobody reads."""
 SEEDS = (-(2**63), 2**64 - 2)
-"""The range torch accepts, less one: the second inputs are drawn from the next seed."""
+"""This is the range torch accepts, less one: the second inputs are drawn from the next seed."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""A measured duration: a number, not negative, less than a lifetime. Checked whenever a record or a message is read."""
+"""This is a measured duration: a number, not negative, less than a lifetime. It is checked whenever a record or a message is read."""
 LAST_MOMENT = 253_400_000_000.0
-"""In the year 9999, the last that dates can be written in, in any time zone."""
+"""This moment is in the year 9999, the last that dates can be written in, in any time zone."""
 Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
 """Seconds since the epoch."""
 Figure = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
@@ -88,13 +88,13 @@ def split_address(name: str, text: str) -> tuple[str, int]:
 
 
 def shown_number(value: float) -> str:
-    """The number as text; Python refuses to print numbers of thousands of digits."""
+    """Returns the number as text, because Python refuses to print numbers of thousands of digits."""
     is_long = isinstance(value, int) and abs(value) >= 10**30
     return "a number of more than 30 digits" if is_long else str(value)
 
 
 def require_unicode(name: str, text: str) -> None:
-    """Refuse a text typed in another encoding: Python gets half a surrogate pair, which no message can carry."""
+    """Refuses a text typed in another encoding: Python gets half a surrogate pair, which no message can carry."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise SpecError(f"{name} {text!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
     if "\0" in text:
@@ -111,4 +111,4 @@ class _FrozenMeta(msgspec.StructMeta):
 
 
 class Frozen(msgspec.Struct, metaclass=_FrozenMeta):
-    """The base of all specs and records: frozen, keyword-only, unknown fields refused."""
+    """This is the base of all specs and records. They are frozen and keyword-only, and refuse unknown fields."""

@@ -1,4 +1,4 @@
-"""Files that a person names: opened without waiting, and read up to a limit, because any name may be typed."""
+"""Files that a person names are opened without waiting and read up to a limit, because any name may be typed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from redline.model.errors import UsageError
 
 MOST_SETTINGS_BYTES = 16 * 2**20
-"""In a file that a person writes, such as TOML: ten times as much as 20 000 runs in full."""
+"""A file that a person writes, such as TOML, may have so many bytes: ten times as much as 20 000 runs in full."""
 MOST_DOCUMENT_BYTES = 2**30
-"""In a JSON document, unpacked. A back-up has no such limit: it is read record by record."""
+"""A JSON document may have so many bytes, unpacked. A back-up has no such limit: it is read record by record."""
 
 
 def open_to_read(path: Path) -> BufferedReader:
-    """The file, open. A pipe that nobody writes into is empty; opening it in the usual way would wait for a writer."""
+    """Returns the file, open. A pipe that nobody writes into is empty; opening it in the usual way would wait for a writer."""
     if "\0" in str(path):  # no file can have this name, and Python would raise a ValueError
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -29,7 +29,7 @@ def open_to_read(path: Path) -> BufferedReader:
 
 
 def read_up_to(file: BufferedIOBase, most_bytes: int, name: str) -> bytes:
-    """All that the file holds; more than `most_bytes` is refused, as of `/dev/zero` or of a small file that unpacks to much."""
+    """Returns all that the file holds; more than `most_bytes` is refused, as of `/dev/zero` or of a small file that unpacks to much."""
     body = file.read(most_bytes + 1)
     if len(body) > most_bytes:
         raise UsageError(f"{name} holds more than {most_bytes >> 20} MiB, which is the most that is read")

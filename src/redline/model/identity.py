@@ -46,7 +46,7 @@ def record_key(spec: RunSpec, prepared: Prepared) -> str:
 
 
 def plan_key(spec: RunSpec, fingerprint: str, environment: Environment) -> str:
-    """The same before anything ran; `fingerprint` is what is known of a model that is not built yet."""
+    """Returns the same key before anything ran. `fingerprint` is what is known of a model that is not built yet."""
     return spec_key(spec, {"plan": fingerprint, **_software(environment)})
 
 
@@ -69,7 +69,7 @@ def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> 
 
 
 def question_key(spec: RunSpec, question: Mapping[str, Any]) -> str:
-    """The key of a search: what it is about and what it asks, whatever its budget."""
+    """Returns the key of a search: what it is about and what it asks, whatever its budget."""
     return spec_key(spec, {name: msgspec.json.encode(value).decode() for name, value in sorted(question.items())})
 
 
@@ -84,7 +84,7 @@ def device_key_of_ceilings(ceilings: Ceilings) -> str:
 
 
 def given(struct: Frozen, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """The fields that hold another value than their default."""
+    """Returns the fields that hold another value than their default."""
     return {
         name: value
         for name, default in _defaults_of(type(struct))
@@ -291,7 +291,7 @@ class Subject(Frozen):
 
 
 def subjects_of(records: Sequence[RunRecord]) -> list[Subject]:
-    """One per record. A record that broke before its device was named takes the name its siblings gave that device.
+    """Returns one subject per record. A record that broke before its device was named takes the name its siblings gave that device.
 
     What was not asked for but differs between records of one subject, such as torch's version, sets them apart too.
     """
@@ -324,12 +324,13 @@ def subjects_of(records: Sequence[RunRecord]) -> list[Subject]:
 
 
 def batch_of(record: RunRecord) -> int | None:
-    """As measured, else as asked for; None where it is unknown."""
+    """Returns the batch as measured, else as asked for, or None where it is unknown."""
     return record.prepared.workload.batch if record.prepared else record.spec.workload.batch
 
 
 def is_capture(record: RunRecord) -> bool:
-    """Timed only briefly, beside a profile: good for a row, but not as good as a record that was measured thoroughly."""
+    """Returns whether it was timed only briefly, beside a profile. That is good for a row, but not as good as a record that was measured
+    thoroughly."""
     return record.trace is not None
 
 
@@ -398,7 +399,7 @@ def conditions_of(record: RunRecord) -> dict[str, Any]:
 
 
 MOST_INPUTS = 2
-"""Named in a headline; more are counted."""
+"""A headline names so many inputs; more are counted."""
 
 
 def _within(limit_bytes: int | str) -> str:
@@ -427,7 +428,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "torch": "torch {}".format,
     "driver": "driver {}".format,
 }
-"""How a condition is said in a headline or a title."""
+"""These say a condition in a headline or a title."""
 _UNSAID = ("seed", "effort", "redline")
 
 

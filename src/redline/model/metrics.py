@@ -33,7 +33,7 @@ Fact = str | int | float | bool | None
 
 
 class Figure(Frozen):
-    """A kind of number: its stable name, what a table calls it, its unit and which direction is better.
+    """A figure is a kind of number: its stable name, what a table calls it, its unit and which direction is better.
 
     Units are `s`, `B`, `x` (a ratio), `share` (of one), `change` (a signed share), `error` (relative, often tiny), `FLOP`, `count` (of many things, such as parameters), `B/s`, `FLOP/s`, `J`,
     `W`, `Hz`, `°C`, or empty for a plain number; `{item}/s` is a rate of the items that the workload counts.
@@ -55,7 +55,7 @@ class Figure(Frozen):
         doubt: Note | None = None,
         item: str | None = None,
     ) -> Metric:
-        """The number itself. What is not finite is not known."""
+        """Returns a metric of this figure. A number that is not finite counts as not known."""
         known = [each if each is not None and math.isfinite(each) else None for each in (value, low, high)]
         return Metric(
             figure=self,
@@ -68,7 +68,7 @@ class Figure(Frozen):
 
 
 class Metric(Frozen):
-    """One number: its value, its 95 % interval where there is one, and why not to use it where that is so."""
+    """A metric is one number: its value, its 95 % interval where there is one, and why not to use it where that is so."""
 
     figure: Figure
     unit: str
@@ -84,7 +84,7 @@ class Metric(Frozen):
 
     @property
     def header(self) -> str:
-        """The column's header: a rate of items is called by its unit, such as img/s."""
+        """Returns the column's header: a rate of items is called by its unit, such as img/s."""
         is_of_items = "{item}" in self.figure.unit
         return self.figure.header or (self.unit if is_of_items else self.name.replace("_", " "))
 
@@ -178,7 +178,7 @@ def written(value: float, unit: str, half_width: float | None = None) -> str:
 
 
 class Row(Frozen):
-    """One line of a table: what it is about, and its figures."""
+    """A row is one line of a table: what it is about, and its figures."""
 
     facts: Mapping[str, Fact]
     """They identify it (model, recipe, batch, …) or say something of it in words."""
@@ -186,9 +186,9 @@ class Row(Frozen):
     notes: tuple[Note, ...] = ()
     """These are worth knowing of this row alone."""
     failure: str = ""
-    """Why it has no figures."""
+    """This says why it has no figures."""
     depth: int = 0
-    """How far its first fact is indented, for rows that form a tree."""
+    """Its first fact is indented so far, for rows that form a tree."""
     is_detail: bool = False
     """It is shown with -v, in documents and on pages only."""
     record_id: str = ""
@@ -212,7 +212,7 @@ class Row(Frozen):
         return found if isinstance(found, Metric) else None
 
     def value(self, name: str) -> float:
-        """The number of a figure; 0 where it is not known."""
+        """Returns the number of a figure, or 0 where it is not known."""
         found = self.metric(name)
         return (found.value if found is not None else None) or 0.0
 
@@ -229,7 +229,7 @@ class Table(Frozen):
     """Rows with something in common."""
 
     name: str
-    """For programs: the key in a document and the name of a CSV file."""
+    """Programs know it by this: it is the key in a document and the name of a CSV file."""
     rows: tuple[Row, ...]
     title: str = ""
     columns: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ class Table(Frozen):
     """Its facts are sentences: a terminal shows numbered paragraphs in the place of columns."""
 
     def only(self, names: tuple[str, ...]) -> Table:
-        """The same table with these columns alone; one without a choice of columns stays whole."""
+        """Returns the same table with these columns alone; one without a choice of columns stays whole."""
         if not names:
             return self
         rows = tuple(
@@ -259,7 +259,7 @@ class Table(Frozen):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all columns: those that are shown first, then the others in the order in which they appear."""
+        """Returns the names of all columns: those that are shown first, then the others in the order in which they appear."""
         found = dict.fromkeys(self.columns)
         for row in self.rows:
             found |= dict.fromkeys([*row.facts, *(metric.name for metric in row.metrics)])
@@ -277,7 +277,7 @@ class Table(Frozen):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that tell a row from its neighbours: the facts with which `columns` begins."""
+        """Returns the columns that tell a row from its neighbours: the facts with which `columns` begins."""
         known = tuple(name for name in self.columns if name in self.names)
         return (
             tuple(takewhile(lambda name: all(row.metric(name) is None for row in self.rows), known)) or self.names[:1]
@@ -291,7 +291,8 @@ class Table(Frozen):
 
 
 def in_words(name: str, value: Metric | Fact) -> str:
-    """A fact in a sentence: a name stands by itself, and a number or a size has its setting in front, such as batch 8."""
+    """Returns a fact as it stands in a sentence: a name stands by itself, and a number or a size has its setting in front, such as batch
+    8."""
     is_name = isinstance(value, str) and not value[:1].isdigit()
     return str(value) if is_name else f"{name.replace('_', ' ')} {value}"
 

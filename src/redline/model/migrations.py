@@ -129,7 +129,7 @@ def migrate(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_removed_settings(spec: Any) -> Any:
-    """A spec as a plain table, without settings of the workload that Redline once had and that changed no number."""
+    """Returns a spec as a plain table, without settings of the workload that Redline once had and that changed no number."""
     workload = spec.get("workload") if isinstance(spec, dict) else None
     if not isinstance(workload, dict):
         return spec

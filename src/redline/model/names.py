@@ -8,7 +8,7 @@ from redline.model.errors import SpecError, UnknownName
 
 DEVICE_KINDS = ("cpu", "cuda", "rocm")
 BUILTIN_MODELS = {"simple_cnn": "classification", "transformer": "language"}
-"""The models that Redline brings, and what they do."""
+"""These are the models that Redline brings, and what they do."""
 SOURCES_GROUP = "redline.sources"
 """Packages that bring models of their own register them under this group of entry points."""
 

@@ -241,7 +241,7 @@ class Note(Frozen, eq=False, rename={"_text": "text"}):
 
 
 def note(code: Code, text: object, about: str = "") -> Note:
-    """A note of one line; `text` is anything that prints."""
+    """Returns a note of one line; `text` is anything that prints."""
     return Note(code=code, about=about, _text=" ".join(str(text).split()))
 
 

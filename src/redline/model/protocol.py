@@ -122,7 +122,7 @@ class AskOperators(Frozen, tag=True):
     threads: int | None = None
     cases: tuple[OperatorCase, ...] = ()
     spec: RunSpec | None = None
-    """None: the cases. Else the operators of one forward of this model, and the cases are ignored."""
+    """With None, the cases are timed. Otherwise the operators of one forward of this model are, and the cases are ignored."""
 
 
 Question = (
@@ -157,7 +157,7 @@ class Checked(Frozen):
 
     spec: RunSpec
     usage: str | None = None
-    """A mistake of the person: nothing can run."""
+    """This is a mistake of the person: nothing can run."""
     fingerprint: str = ""
     """This holds what is known of the model before it is built, such as the version of its library or a hash of the user's files."""
     capabilities: Capabilities = Capabilities()
@@ -169,7 +169,7 @@ class CheckedSpecs(Frozen, tag=True):
 
 
 class HealthItem(Frozen):
-    """One thing looked at: fine or not, what was seen, how to fix it."""
+    """This is one thing that was looked at: whether it is fine, what was seen, and how to fix it."""
 
     name: str
     ok: bool | None
@@ -189,9 +189,9 @@ class SwitchNeed(Frozen):
     wants: tuple[str, ...]
     """One of these must be in the recipe as well, each as `name` or `name:argument`."""
     reason: str
-    """Why, and what to do about it."""
+    """It says why, and what to do about it."""
     beside: str | None = None
-    """Only where this one is in the recipe; None: always."""
+    """The need holds only where this one is in the recipe. With None it always holds."""
 
     def is_met(self, names: Collection[str]) -> bool:
         """Returns whether it is met in a recipe of switches with these names."""
@@ -209,9 +209,9 @@ class SwitchChoice(Frozen):
     excludes: tuple[str, ...] = ()
     """It cannot stand beside these switches (`compile`, or only `compile:reduce-overhead`). Both sides of an exclusion tell it."""
     needs: tuple[SwitchNeed, ...] = ()
-    """For the task that was asked about."""
+    """These hold for the task that was asked about."""
     refusal: Note | None = None
-    """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
+    """This says why it cannot be had here, or would change nothing about this model. It is None if it can be tried."""
     capabilities: Capabilities = Capabilities()
     """A switch that quantizes is never tried unless asked for, and this tells which do."""
     leaves_program: bool = False
@@ -229,7 +229,7 @@ class SwitchChoice(Frozen):
 class SwitchChoices(Frozen, tag=True):
     choices: tuple[SwitchChoice, ...]
     facts: Facts | None = None
-    """None where a plain step of the workload does not fit into memory."""
+    """It is None where a plain step of the workload does not fit into memory."""
 
 
 class Snippet(Frozen, tag=True):
@@ -267,7 +267,7 @@ class OperatorTimes(Frozen, tag=True):
 
 
 Sharing = Literal["alone", "shares", "helps"]
-"""How blocks that are compiled one by one are compiled. `shares`: other workers prepare the same recipe at the same time, and
+"""This says how blocks that are compiled one by one are compiled. `shares`: other workers prepare the same recipe at the same time, and
 each compiles some. `helps`: the same, and nothing else is prepared."""
 
 
@@ -276,7 +276,7 @@ class Prepare(Frozen, tag=True):
 
     spec: RunSpec
     bare: bool = False
-    """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
+    """It is true under a profiler from outside, which makes every kernel slow. Numerics are then left out, and two steps warm up."""
     modules: bool = False
     """If True, the work is counted module by module."""
     sharing: Sharing = "alone"
@@ -308,7 +308,7 @@ class Profile(Frozen, tag=True):
     outside: bool = False
     """If True, a profiler in front of the worker looks on: the bench then only runs the steps and marks them for it."""
     modules: bool = False
-    """Mark every module of the forward pass. A recipe that dissolves modules (compiled, recorded) has no such marks."""
+    """If True, every module of the forward pass is marked. A recipe that dissolves modules (compiled, recorded) has no such marks."""
 
 
 class TrainEpoch(Frozen, tag=True):
@@ -335,7 +335,7 @@ class Load(Frozen, tag=True):
     arrivals_s: tuple[float, ...]
     rate: float
     deadline_s: float
-    """Stop then, whoever still waits: above its capacity a server falls behind without end."""
+    """The run stops then, whoever still waits: above its capacity a server falls behind without end."""
     seed: int | None = None
 
 
@@ -374,7 +374,7 @@ class TrainingProgress(Frozen):
     epochs: int
     step: int
     steps: int
-    """In this epoch; 0: unknown, because the user's loader does not say how long it is."""
+    """This epoch has so many steps. It is 0 if that is unknown, because the user's loader does not say how long it is."""
     loss: float | None = None
     """This was the mean over the epoch so far, a moment ago."""
     samples_per_s: float | None = None
@@ -421,7 +421,7 @@ class TraceReply(Frozen, tag=True):
 class AllReduced(Frozen, tag=True):
     message_bytes: int
     seconds: tuple[float, ...]
-    """For each repeat; of several ranks, those of the slowest."""
+    """They are given for each repeat. With several ranks they are those of the slowest."""
 
 
 class Hello(Frozen, tag=True):
@@ -436,7 +436,7 @@ class Hello(Frozen, tag=True):
 
 
 class Position(Frozen, tag=True):
-    """How far a rank has come: of ranks that wait for each other, the one that is behind holds up the others."""
+    """This says how far a rank has come: of ranks that wait for each other, the one that is behind holds up the others."""
 
     stage: str
     entered: int
@@ -444,14 +444,14 @@ class Position(Frozen, tag=True):
     steps: int
     """Steps begun so far."""
     waits: bool
-    """For other ranks, as far as its innermost call tells."""
+    """It waits for other ranks, as far as its innermost call tells."""
     where: str = ""
     """The line of the user's own code it is in; empty where it is in none."""
 
 
 class SqueezeReply(Frozen, tag=True):
     needed_bytes: int | None
-    """None where this device has no allocator to cap."""
+    """It is None where this device has no allocator to cap."""
 
 
 class ClosedReply(Frozen, tag=True):
@@ -527,7 +527,7 @@ def read_script(body: bytes) -> list[Request]:
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
-    """One length-prefixed frame; None at the end of the stream, also in the middle of a frame."""
+    """Returns one length-prefixed frame, or None at the end of the stream, also in the middle of a frame."""
     header = _receive_exactly(connection, _LENGTH.size)
     return None if header is None else _receive_exactly(connection, _LENGTH.unpack(header)[0])
 

@@ -16,7 +16,7 @@ from redline.model.spec import Augment, RunSpec, Stem
 from redline.model.work import GenerationInfo, WorkCount
 
 SCHEMA = 2
-"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to read it."""
+"""We raise this whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to read it."""
 
 BENCHMARK_VERSION = "1"
 """Raised whenever the way of measuring changes so that new numbers must not be set against old ones."""
@@ -30,10 +30,9 @@ TimeKind = Literal["latency", "throughput", "ttft", "tpot", "energy"]
 """Recipes are compared by one of these: blocks of a kind, in generation the first token or the time per further token, or the joules of a
 step, which then stand where seconds do."""
 BatchOrigin = Literal["asked", "scaled", "declared", "source", "unknown", "guessed"]
-"""How the batch is known. `asked`: the factory was told. `scaled`: the model answered for twice the items.
-`declared`: by batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took
-dimension 0 of the first tensor of the user's own inputs.
-"""
+"""This says how the batch is known. `asked`: the factory was told. `scaled`: the model answered for twice the items. `declared`: by
+batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took dimension 0 of the first tensor of
+the user's own inputs."""
 SecondInputs = Literal["drawn", "factory", "noise", "given"]
 """The second inputs of the numerics came from here: they were drawn freely, the user's factory was called again, the user's own got a
 little noise, or, in older records, a function of the user's gave them."""
@@ -95,7 +94,7 @@ class Capabilities(Frozen):
 
     @classmethod
     def together(cls, parts: Iterable[Capabilities]) -> Capabilities:
-        """For a recipe: what any of its switches does."""
+        """Returns for a recipe what any of its switches does."""
         found = list(parts)
         return cls(**{name: any(getattr(part, name) for part in found) for name in cls.__struct_fields__})
 
@@ -132,7 +131,7 @@ LARGEST_TOLERANCE = 0.8
 
 
 class Numerics(Frozen):
-    """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
+    """This says how far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 
     method: Literal["outputs", "loss-path", "tokens", "reference", "unchecked", "skipped"] = "outputs"
     """`reference`: this recipe is the strict fp32 reference itself. `unchecked`: the spec asked for no comparison.
@@ -161,7 +160,7 @@ class Numerics(Frozen):
     passed: bool = False
     reason: Note | None = None
     second_inputs: SecondInputs | None = None
-    """None where outputs were compared on one set of inputs alone, and for loss paths."""
+    """It is None where outputs were compared on one set of inputs alone, and for loss paths."""
     greedy_tokens: int | None = None
     """For a generation, this says how many new tokens were compared."""
     greedy_agreed: int | None = None
@@ -178,7 +177,7 @@ class Numerics(Frozen):
 
     @property
     def is_compared(self) -> bool:
-        """Set against the reference: neither left out nor the reference itself."""
+        """Returns whether it was compared with the reference: it was neither left out nor is it the reference itself."""
         return self.method in ("outputs", "loss-path", "tokens")
 
     @property
@@ -326,7 +325,7 @@ class Warmup(Frozen):
 
 
 class Prepared(Frozen):
-    """The reply to `Prepare`: all that is known before the first timed block."""
+    """This is the reply to `Prepare`: all that is known before the first timed block."""
 
     environment: Environment
     workload: WorkloadInfo
@@ -523,7 +522,7 @@ class Epoch(Frozen):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples per second of training, without validation."""
+        """Returns samples per second of training, without validation."""
         return self.samples / self.train_s if self.train_s > 0 else None
 
     @property
@@ -557,7 +556,7 @@ class Fed(Frozen):
     samples: int
     seconds: float
     wait_s: float = 0.0
-    """With both together: seconds in which the device had no batch."""
+    """With both together, the device had no batch for so many seconds."""
     workers: int = 0
     prefetch: bool = True
 
@@ -582,7 +581,7 @@ class WatchFinding(Frozen):
     change: str
     """This is to be changed in the script."""
     gain_bound: Figure
-    """How many times faster the steps can become at most; 1 where it is not about speed."""
+    """The steps can become at most so many times faster. It is 1 where it is not about speed."""
 
 
 class Window(Frozen):
@@ -595,7 +594,7 @@ class Window(Frozen):
     step_s: Seconds | None = None
     """This is the median of the steps around it, without the profiler."""
     trace: str = ""
-    """Relative to the history's folder; empty where it was not kept."""
+    """The path is relative to the history's folder. It is empty where the trace was not kept."""
     top: tuple[str, ...] = ()
     """These are the codes of its findings, the most costly first."""
 
@@ -661,7 +660,7 @@ class RunRecord(Frozen):
     schema: int = SCHEMA
     benchmark_version: str = BENCHMARK_VERSION
     key: str | None = None
-    """None when the bench broke before it could say what it measures."""
+    """It is None when the bench broke before it could say what it measures."""
     created_at: Moment = 0.0
     group: str | None = None
     """Records measured interleaved share it; the first of a group is what the others are set against."""
@@ -669,13 +668,13 @@ class RunRecord(Frozen):
     prepared: Prepared | None = None
     blocks: tuple[Block, ...] = ()
     epochs: tuple[Epoch, ...] = ()
-    """For a training on data; the steps of an epoch are the block whose round is its number."""
+    """A training on data has these. The steps of an epoch are the block whose round is its number."""
     feeds: tuple[Fed, ...] = ()
     """Loader and model, apart and together, where that was asked for."""
     loads: tuple[Served, ...] = ()
-    """For a load: what was served at each rate."""
+    """For a load, this is what was served at each rate."""
     watched: Watched | None = None
-    """For a script that was watched: the steps are its own, found while it ran."""
+    """A script that was watched has this. The steps are its own, found while it ran."""
     trace: TraceRef | None = None
     closed: Closed | None = None
     stopped: StopReason | None = None
@@ -697,5 +696,5 @@ def device_of(record: RunRecord) -> str:
 
 
 def device_name(record: RunRecord) -> str:
-    """The device's own name, as its driver gives it; empty where the bench never said it."""
+    """Returns the device's own name, as its driver gives it. It is empty where the bench never said it."""
     return record.prepared.environment.device.name if record.prepared else ""

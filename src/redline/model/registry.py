@@ -1,4 +1,4 @@
-"""Named plug-ins: our own register themselves, others come through entry points."""
+"""This is a registry of named plug-ins: our own register themselves, others come through entry points."""
 
 from __future__ import annotations
 

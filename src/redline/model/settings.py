@@ -1,4 +1,4 @@
-"""Settings: what a person can say, declared once as the annotation of a field or a parameter.
+"""Settings are what a person can say. Each is declared once as the annotation of a field or a parameter.
 
 The option of the command line with its help, the keyword argument, the key of a TOML file, the range check and the reference page
 are all made from that one declaration:

@@ -38,11 +38,11 @@ BASELINE = "baseline"
 """This is the recipe without switches: strict fp32, eager."""
 
 DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
-"""Defaults of generation."""
+"""These are the defaults of generation."""
 
 
 class Switch(Frozen):
-    """One optimisation: `compile:reduce-overhead,fullgraph=true` is name, argument and options."""
+    """A switch is one optimisation: `compile:reduce-overhead,fullgraph=true` is name, argument and options."""
 
     name: str
     argument: str | None = None
@@ -73,7 +73,7 @@ REMOVED_SWITCHES = {
 
 
 def refuse_removed(switch: Switch) -> None:
-    """Raise what to use in place of a switch that Redline once had."""
+    """Raises an error that says what to use in place of a switch that Redline once had."""
     name = f"{switch.name}:{switch.argument}"
     removed = name if name in REMOVED_SWITCHES else switch.name
     if removed in REMOVED_SWITCHES:
@@ -81,7 +81,7 @@ def refuse_removed(switch: Switch) -> None:
 
 
 class Recipe(Frozen):
-    """A set of switches. The order in which they are written does not matter; the bench knows which comes first."""
+    """A recipe is a set of switches. The order in which they are written does not matter; the bench knows which comes first."""
 
     switches: tuple[Switch, ...] = ()
 
@@ -90,7 +90,7 @@ class Recipe(Frozen):
 
     @classmethod
     def parse(cls, text: str) -> Recipe:
-        """Read `fp16+channels-last+compile:max-autotune,fullgraph=true`; `baseline` is strict fp32, eager."""
+        """Reads `fp16+channels-last+compile:max-autotune,fullgraph=true`; `baseline` is strict fp32, eager."""
         require_unicode("recipe", text)
         words = [word.strip() for word in text.split("+")]
         if not all(words):
@@ -204,7 +204,7 @@ class MeasureSpec(Frozen):
     tail_samples: int = 130
     """Inference goes on until it has this many latency samples, within the ceiling, so that p95 (130) or p99 (662) exists."""
     max_seconds: float = 60.0
-    """Ceiling on timed blocks per session; reaching it is recorded as the reason for stopping."""
+    """Timed blocks of a session take at most so long; reaching it is recorded as the reason for stopping."""
     block_seconds: float = 0.25
     settle_seconds: float = 0.02
     """Steps in this first part of a block are kept apart: a neighbour's idle threads may still spin."""
@@ -216,13 +216,13 @@ class MeasureSpec(Frozen):
     warmup_window: int = 10
     """Two windows of at least this many steps must agree before the state counts as steady."""
     warmup_window_seconds: float = 0.5
-    """And of at least this long: a slow drift does not show in a few milliseconds."""
+    """The windows must also be at least this long, because a slow drift does not show in a few milliseconds."""
     loss_path_steps: int = 20
     """The numerics of a training compare the loss over this many steps."""
     check_numerics: bool = True
     """If False, the comparison with fp32 is left out."""
     sparing: bool = False
-    """A trial near the edge of memory: nothing runs on the device that a plain loop would not run."""
+    """If True, this is a trial near the edge of memory: nothing runs on the device that a plain loop would not run."""
     squeeze_memory: bool = False
     """If True, the least memory with which the step still runs is looked for after timing. Only devices whose allocator can be capped allow
     that."""
@@ -274,19 +274,19 @@ class LaunchSpec(Frozen):
     ] = "fork"
     prepare_timeout_s: float = 1800.0
     measure_timeout_s: float = 300.0
-    """For one block; a block that takes this long hangs."""
+    """One block may take so long; a block that takes this long hangs."""
     close_timeout_s: float = 20.0
     """A worker has so many seconds to exit after Close. A profiler in front of it may still have files to write."""
     command_prefix: tuple[str, ...] = ()
-    """Put in front of a spawned interpreter: a vendor profiler, numactl."""
+    """These words are put in front of a spawned interpreter, such as a vendor profiler or numactl."""
     folder: str = ""
     """The worker stands in this other checkout, and imports its modules first. If it is empty, the worker stands where the command does."""
     python: str = ""
-    """The interpreter of a spawned worker: that of another environment. Empty: the one that runs Redline."""
+    """A spawned worker uses this interpreter, that of another environment. If it is empty, it uses the one that runs Redline."""
     memory_limit_bytes: int | None = None
-    """Measure as if the device had this much: GPUs cap torch's allocator, CPU workers their private memory.
+    """We measure as if the device had this much: GPUs cap torch's allocator, CPU workers their private memory.
 
-    None: what is free when the worker starts. Part of what was measured, because it decides what fits.
+    With None it is what is free when the worker starts. It is part of what was measured, because it decides what fits.
     """
 
     port: int | None = None
@@ -417,7 +417,7 @@ class TrainSpec(Frozen):
 
 
 class RunSpec(Frozen):
-    """One thing to measure: a workload under a recipe on a device."""
+    """A spec is one thing to measure: a workload under a recipe on a device."""
 
     workload: WorkloadSpec
     recipe: Recipe = Recipe()

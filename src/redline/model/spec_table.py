@@ -20,7 +20,7 @@ from redline.model.units import parse_bytes
 
 
 class Words(Frozen):
-    """Settings that a person gives under a name of their own and that become fields of a spec."""
+    """These are settings that a person gives under a name of their own and that become fields of a spec."""
 
     tail: Annotated[bool, setting("Collect enough samples (662) to report p99.")] = False
     no_check: Annotated[bool, setting("Do not compare outputs (training: losses) with strict fp32.")] = False
@@ -47,7 +47,7 @@ MOST_NESTED = 100
 
 
 def read_toml(path: Path, *, trust: bool = False) -> dict[str, Any]:
-    """A TOML file as a table; any mistake in it is one line.
+    """Returns a TOML file as a table; any mistake in it is one line.
 
     A file may name code: a model of its own, a pickle, a command in front of the worker. One that belongs to somebody
     else is refused then, unless `trust` says that it was read.
@@ -106,7 +106,7 @@ def _code_named(table: Any) -> Iterator[str]:
 def read_runs(
     path: Path, overrides: Mapping[str, Any] | None = None, *, trust: bool = False
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a file of runs: what it says of itself, and one table of settings for each of its runs.
+    """Reads a file of runs: what it says of itself, and one table of settings for each of its runs.
 
     Settings at the top are shared by all [[run]] tables; without such a table the file is one run. A value in a
     [[run]] is over the same one at the top, and `overrides` (the flags) are over both, also inside the tables

@@ -1,4 +1,5 @@
-"""Seconds, bytes, joules and rates: how a person writes them and how they print, and names that are safe to print. SI inside, pretty only here."""
+"""This module knows how a person writes seconds, bytes, joules and rates, how they print, and which names are safe to print. Values are in SI units inside, and
+made readable only here."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """'20ms', '10m' or '3' as seconds."""
+    """Reads '20ms', '10m' or '3' as seconds."""
     return _parse(text, _SECONDS, "s", "a time such as 20ms, 3s or 10m")
 
 
@@ -92,7 +93,7 @@ def format_bytes(value: float | None) -> str:
 
 
 def exact_bytes(value: int) -> str:
-    """As `parse_bytes` reads it back to the byte: 16GiB, 14GB, or the plain count."""
+    """Writes bytes as `parse_bytes` reads them back to the byte: 16GiB, 14GB, or the plain count."""
     for unit in ("GiB", "GB", "MiB", "MB"):
         if value and value % _BYTES[unit.lower()] == 0:
             return f"{value // _BYTES[unit.lower()]}{unit}"

@@ -30,7 +30,7 @@ CEILINGS_SCHEMA = 2
 
 
 class OperatorWork(Frozen):
-    """All calls of one operator that do the same amount of work."""
+    """These are all calls of one operator that do the same amount of work."""
 
     name: str
     kind: OperatorKind
@@ -41,14 +41,14 @@ class OperatorWork(Frozen):
     flops: Count
     """This counts one call."""
     bytes: Count
-    """Per call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
+    """One call moves so many bytes: every distinct input and output once. This is a lower bound, as if nothing were fused or cached."""
 
 
 class ModuleWork(Frozen):
     """This is a module with everything inside it."""
 
     path: str
-    """As `named_modules` tells it; the model itself is the empty path."""
+    """The path is as `named_modules` tells it; the model itself is the empty path."""
     type: str
     params: Count
     calls: Count
@@ -64,14 +64,14 @@ class ModuleWork(Frozen):
 
 
 class Uncounted(Frozen):
-    """An operator without a FLOP formula; its bytes are counted."""
+    """This is an operator without a FLOP formula; its bytes are counted."""
 
     name: str
     calls: Count
 
 
 class WorkCount(Frozen):
-    """FLOPs and bytes of one step. Two byte counts, never mixed: per operator and compulsory."""
+    """These are the FLOPs and bytes of one step. There are two byte counts, per operator and compulsory, which are never mixed."""
 
     params: Count
     compulsory_bytes: Count
@@ -84,14 +84,14 @@ class WorkCount(Frozen):
     modules: tuple[ModuleWork, ...] = ()
     """Parents before children; only where they were asked for."""
     for_these_inputs: str | None = None
-    """Set where control flow depends on data: counted in one real forward, and why."""
+    """This is set where control flow depends on data: it says that it was counted in one real forward, and why."""
     notes: tuple[Note, ...] = ()
     seconds: Seconds = 0.0
     """Counting took so long."""
 
     @property
     def flops(self) -> int:
-        """Products of the forward pass."""
+        """Returns the products of the forward pass."""
         return self._products("forward")
 
     @property
@@ -219,12 +219,12 @@ class Facts(Frozen):
 
     @property
     def products_share(self) -> float:
-        """Share of the operators' time that products and convolutions take."""
+        """Returns the share of the operators' time that products and convolutions take."""
         return min(sum(self.kinds.get(kind, 0.0) for kind in PRODUCTS), 1.0)
 
 
 class Ceilings(Frozen):
-    """How fast this device is at its best, measured."""
+    """This says how fast this device is at its best, as it was measured."""
 
     kind: str
     """This is `cpu`, `cuda` or `rocm`."""
@@ -234,13 +234,13 @@ class Ceilings(Frozen):
     threads: int | None
     """They set the limits of a CPU. It is None elsewhere."""
     flops_per_s: dict[str, Figure]
-    """Matrix products by number format; a format the device does not have is missing."""
+    """These are the rates of matrix products by number format; a format the device does not have is missing."""
     copy_bytes_per_s: Figure
     """Read and written bytes together, of buffers that no cache holds."""
     launch_s: Seconds
     """So long passes from one tiny operator to the next, issued from Python without waiting."""
     cache_bytes: int | None = None
-    """The last cache in front of memory; None where the device does not tell."""
+    """This is the last cache in front of memory. It is None where the device does not tell."""
     shapes: dict[str, str] = {}
     """The figure of each format was reached by this matrix product."""
     measured_at: Moment = 0.0
@@ -248,7 +248,7 @@ class Ceilings(Frozen):
     usual: dict[str, float] = {}
     """Records of earlier versions have here what half of the bursts reached."""
     doubts: tuple[Note, ...] = ()
-    """Why these figures may be too low: the machine was busy."""
+    """They say why these figures may be too low, such as a busy machine."""
     notes: tuple[Note, ...] = ()
     schema: int = CEILINGS_SCHEMA
 
@@ -271,7 +271,7 @@ class Ceilings(Frozen):
 
 
 class OperatorTime(Frozen):
-    """One operator, timed in bursts; `refusal` says why it was not."""
+    """This is one operator, timed in bursts; `refusal` says why it was not."""
 
     operator: str
     shape: str
@@ -280,7 +280,7 @@ class OperatorTime(Frozen):
     """The model calls it so often in one forward."""
     kind: OperatorKind = "other"
     samples: tuple[float, ...] = ()
-    """Seconds per call, one of each burst."""
+    """These are seconds per call, one of each burst."""
     flops: int = 0
     bytes: int = 0
     refusal: str | None = None
@@ -320,7 +320,7 @@ class MemoryUse(Frozen):
     """This is one step's memory."""
 
     peak_bytes: int
-    """Allocated at most: the allocator's own figure on a GPU; on a CPU all tensors together."""
+    """So much was allocated at most: the allocator's own figure on a GPU; on a CPU all tensors together."""
     peak_phase: str
     categories: dict[MemoryCategory, int]
     """These are parts of the peak; they add up to it."""
@@ -332,7 +332,7 @@ class MemoryUse(Frozen):
 
 
 class MemoryRow(Frozen):
-    """The memory of one model under one recipe, as `profile --memory` keeps it for the dashboard."""
+    """This is the memory of one model under one recipe, as `profile --memory` keeps it for the dashboard."""
 
     model: str
     task: str
@@ -344,12 +344,12 @@ class MemoryRow(Frozen):
     """The peak is smaller by so much than that of the first row of the same model."""
     compared: str | None = None
     sized: str | None = None
-    """Commands that older versions wrote; nothing reads them."""
+    """These are commands that older versions wrote; nothing reads them."""
 
 
 CacheKind = Literal["growing", "static", "state", "own", "unseen"]
-"""How keys and values are kept: `state` has one size however long the text is, `own` is what the user's forward
-returns, `unseen` belongs to a model that only generates as a whole."""
+"""This says how keys and values are kept: `state` has one size however long the text is, `own` is what the user's forward returns, `unseen`
+belongs to a model that only generates as a whole."""
 
 
 class GenerationInfo(Frozen):
@@ -362,14 +362,14 @@ class GenerationInfo(Frozen):
     read_bytes: Count
     """A decode step reads so much of the weights: it leaves out tables of which it takes a row, and an encoder."""
     cache_bytes: Count
-    """As it was allocated after one generation."""
+    """This is the size that was allocated after one generation."""
     cache_read_bytes: Count | None = None
     """A decode step reads so much of the cache on average: the positions that are filled by then."""
     copy_bytes_per_s: Figure | None = None
-    """Copied on this device just before, read and written bytes together."""
+    """So much was copied per second on this device just before, read and written bytes together."""
     is_static: bool = False
     cache: CacheKind | None = None
-    """None in records made before it was told."""
+    """It is None in records made before it was told."""
 
     @property
     def cache_kind(self) -> CacheKind:
