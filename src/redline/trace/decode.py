@@ -276,6 +276,7 @@ def _either(value: int, label: int | str, otherwise: int = UNKNOWN) -> int:
 # The functions below read whole files.
 
 MOST_DEVICES = 256
+"""One process drives far fewer devices than this. A file that names more is damaged or holds something else."""
 LARGEST_SUM_NS = 2.0**62
 """Durations that add up to more would overflow the sums that are made of them."""
 
@@ -382,6 +383,7 @@ def _count(value: Any, otherwise: int | None = None) -> int | None:
 # the process. A device is driven by one process: the one whose launches explain most of its work.
 
 MOST_PROCESSES = 1024
+"""A file of one job names far fewer processes than this. One that names more is damaged or holds something else."""
 
 
 def _by_process(trace: Trace, numbers: Ids) -> list[Trace]:

@@ -38,6 +38,7 @@ STDIN = "-"
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
+"""zlib reads a gzip header with this value. It is 15 for the largest window plus 16 for gzip."""
 _PACKED_BYTES = 1024
 """Nothing can be read of a piece of gzip that is damaged, so the pieces are small."""
 
@@ -305,6 +306,7 @@ _SEPARATORS = re.compile(r"[ \t\r\n,]*+")
 _NEXT_EVENT = re.compile(r',[ \t\r\n]*+(?=\{[ \t\r\n]*+")')
 _REALLY_OVER = re.compile(r'\][ \t\r\n]*+(?:\}|,[ \t\r\n]*+"|$)')
 _MOST_GUESSES = 64
+"""At most this many opening braces are tried, counted from the end of a block, as the beginning of an event."""
 _CUT_WORD = 8
 """A word or an escape that the end of the text cuts off, such as `-Infinit`, begins at most this far before the end."""
 _TOO_DEEP = 500

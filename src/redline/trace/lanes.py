@@ -18,7 +18,9 @@ from redline.trace.window import phases_marked, recorded
 MOST_BOXES = 20_000
 """Longer traces lose their shortest boxes, which are too small to see, so that the page stays fast."""
 MOST_PHASES = 200
+"""A page shows at most this many stretches of each phase."""
 MOST_DEPTH = 12
+"""Operators that are nested deeper than this are not shown, and further streams share the last place."""
 
 
 class Box(NamedTuple):

@@ -19,6 +19,7 @@ import msgspec
 from redline.model.units import printable
 
 SHORT_NAME_LENGTH = 56
+"""Names of kernels are cut to this many characters in tables."""
 LONGEST_NAME = 1500
 """Only this many characters of a name are read. A function's own name, and the functor that tells what it does, stand before that."""
 
@@ -27,6 +28,7 @@ LABEL_LENGTH = 120
 
 _LONGEST_TEMPLATE = 300
 _MOST_ARGUMENTS = 12
+"""Only this many characters of template arguments, and this many of their names, are read, because a name can be endless."""
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)(::|\(?)")
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*+(?!::)")
 """It matches an identifier that is not a namespace."""
@@ -205,6 +207,7 @@ class Described(msgspec.Struct, frozen=True, gc=False):
 
 
 _LOOKED_AT = 400
+"""Marks are looked for only in this many characters at the beginning of a name."""
 _MARKS = [
     (mark, rule.get("classes", CLASSES), re.compile(rule["rule"]), re.compile(rule.get("unless", "(?!)")))
     for mark, rule in WORDS["marks"].items()

@@ -24,6 +24,7 @@ from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_v
 from redline.trace.window import Recorded
 
 _NEVER = -(2**62)
+"""This stands for a moment before everything. It is half of what 64 bits hold, so that adding to it does not overflow."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ _SIZES = {
 }  # fmt: skip
 _FORMATS = {"double": "fp64", "float": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16"}
 LARGEST_DIMENSION = 2**40
+"""No tensor has a dimension larger than this, so a larger number is damaged."""
 _MOST_TENSORS = 4096
+"""Only this many arguments of an operator, and tensors of a list, are read, because anyone may write a trace."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ _MODULE = re.compile(f"^({MODULE_FRAME}|{MODULE_PREFIX})")
 LEAST_SHARE = 0.001
 """What takes less than this share of both host and device time is left out of the tree. Its time stays in what is around it."""
 MOST_NODES = 5000
+"""The tree keeps this many of a trace's nodes. The smaller ones give their time to what is around them."""
 DEEPEST_NODE = 120
 """Deeper than this in the program, nodes are left out too, and their time stays in what is around them."""
 

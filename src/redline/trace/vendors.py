@@ -130,6 +130,7 @@ def _means(readings: list[Reading], kernel: str | None) -> Iterable[Counter]:
 # This part has tables.
 
 LARGEST_FILE_BYTES = 512 << 20
+"""Larger files are refused, because a table is read into memory as a whole."""
 HEADER_LINES = 200
 """A header is looked for among this many lines, to say what kind of file it is."""
 KNOWN = "rocprof, rocprofv2 or rocprofv3 (CSV, JSON, rocpd), nsys (stats CSV, SQLite) or ncu (CSV)"

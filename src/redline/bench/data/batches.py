@@ -22,6 +22,7 @@ from redline.model.spec import Augment, DataSpec
 SHIFT = 8
 """An image is shifted by up to this fraction of its side: 4 of 32 pixels, as is usual for CIFAR."""
 _MIX = 1_000_003
+"""This prime mixes the training's seed, the epoch and the batch's number, so that each batch has a seed of its own."""
 
 
 class Batches(Protocol):

@@ -104,7 +104,7 @@ class Parted:
 
 
 def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
-    """Splits a batch of the user's loader into inputs and targets. It is a pair, or a dict with one of `TARGETS`.
+    """Splits a batch of the user's loader into inputs and targets. The batch is a pair, or a dict with one of `TARGETS`.
 
     `takes` holds the names that the model's `forward` takes. It is None if they are not known or if `forward` takes any
     name. The model gets those entries of a dict that it takes, and the targets too if it asks for them.

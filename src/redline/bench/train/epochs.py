@@ -43,6 +43,7 @@ TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000
 """A record keeps at most this many steps of an epoch, evenly spread. The sums are over all steps."""
 KEPT_LOOKS = 60
+"""A record keeps at most this many readings of an epoch's telemetry, evenly spread."""
 DRIVER_LOOKS_BACK_S = 1.0
 """A GPU's driver reports the utilisation of up to this long ago, so earlier samples describe what ran before the epoch."""
 ISSUED = 8

@@ -35,9 +35,11 @@ from redline.model.record import DataInfo, LastBatchFate
 from redline.model.spec import OptimizerName, RunSpec
 
 DEFAULT_BATCH = 128
+"""This batch is used if none is given. It is smaller if the training part is."""
 CIFAR_STEM_UP_TO = 32
 """A ResNet gets the CIFAR stem for images of up to this many pixels per side, because the ImageNet stem would leave 8 or fewer of them."""
 RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3}
+"""These are the learning rates if none is given. That of SGD is for a batch of 256 and grows with the batch."""
 HIGHEST_RATE = 0.8
 """The rate of SGD grows with the batch. It goes no higher than this."""
 

@@ -220,6 +220,7 @@ def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: in
 
 ENCODER = "--task generate measures causal models; time its own generate as a function (--task step)"
 SEEN_TOKENS = 8
+"""This many tokens of the prompt are enough to see whether a later one changes an earlier logit."""
 SEEING = 1e-5
 """In a causal model an earlier logit may change by this share of the largest one, because sums are taken in another order."""
 

@@ -18,6 +18,7 @@ from redline.bench.workload.workload import Workload
 from redline.model.errors import BenchError
 
 RECORD_WARMUPS = 3
+"""This many decode steps run before one is recorded, because first calls may allocate memory and load kernels."""
 
 
 @dataclass(frozen=True)

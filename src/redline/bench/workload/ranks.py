@@ -45,6 +45,7 @@ A thread of gloo drops the last collective, and waits for the interpreter for th
 by then, the thread ends the process with SIGABRT: 3 of 45 plain scripts did, with torch 2.15 on two busy cores.
 """
 PROBE_WARMUPS = 2
+"""This many repeats of a probe are not counted, because the first ones set up connections."""
 _TORCH = Path(torch.__file__).parent
 _MEETING_PLACES = (
     _TORCH / "distributed",

@@ -33,7 +33,9 @@ GRATINGS = 3
 SIGNAL, NOISE = 0.08, 0.22
 """These are the standard deviations of texture and noise in a pixel that goes from 0 to 1."""
 MEAN, STD = (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)
+"""These numbers bring values from 0 to 1 to about zero mean and unit spread."""
 CHUNK = 1024
+"""This many pictures are made at a time, because the waves of all of them at once would take much memory."""
 DATA_SEED = 20_260
 """The data are the same whatever the seed of the training is, so that trainings with different seeds can be compared."""
 
@@ -105,7 +107,9 @@ DATA.register("synthetic-learnable")(SyntheticLearnable())
 
 
 FOLDER_SIZE = 224
+"""Pictures from a folder are scaled to this many pixels per side, if the model's size is not given."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""torchvision's models are trained with this mean and standard deviation of ImageNet."""
 
 
 class ImageFolders(DataSource):
@@ -181,6 +185,7 @@ DATA.register("imagefolder")(ImageFolders())
 
 CIFAR_CLASSES = 10
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+"""These are the mean and standard deviation of each channel of CIFAR-10."""
 HOW_TO_GET = (
     "with a network, --download fetches it there (170 MB); without one, copy the folder cifar-10-batches-py from another "
     "machine, or train on synthetic-learnable"

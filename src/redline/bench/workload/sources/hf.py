@@ -337,6 +337,7 @@ SOURCES.register("hf")(HfSource())
 
 
 REACH_SECONDS = 3.0
+"""A hub that does not answer within this time counts as out of reach. The hub's own client would try for half a minute."""
 
 
 class Head(NamedTuple):
