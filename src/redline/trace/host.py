@@ -69,7 +69,7 @@ class HostView:
 
     @cached_property
     def copying(self) -> Mask:
-        """True for calls that copy."""
+        """The mask is true for calls that copy."""
         return self.calls(_COPY)
 
     @cached_property

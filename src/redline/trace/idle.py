@@ -80,12 +80,12 @@ class Wait(Frozen):
     idle_s: float
     """This is the device's idle time that they caused."""
     copies: bool = False
-    """True if the calls copy."""
+    """It is true if the calls copy."""
 
 
 @dataclass(frozen=True)
 class IdleTime:
-    """The idle time of one device, in nanoseconds, and when it was idle for each cause."""
+    """This is the idle time of one device, in nanoseconds, and when it was idle for each cause."""
 
     when: dict[Cause, Intervals]
     by_call: Ints

@@ -181,7 +181,7 @@ MEMORY_CLASSES: frozenset[KernelClass] = frozenset(("elementwise", "norm", "redu
 """Kernels of these classes do little with each byte they touch, so memory limits them on any device."""
 
 PRODUCT_CLASSES: frozenset[KernelClass] = frozenset(("convolution", "matmul", "attention"))
-"""These run on the matrix units."""
+"""Kernels of these classes run on the matrix units."""
 
 _BY_RANK: tuple[KernelClass, ...] = (*WORDS["classes"], UNCLASSIFIED)
 _RANK = {kind: number for number, kind in enumerate(_BY_RANK)}

@@ -25,7 +25,7 @@ _FORWARD_ONLY = re.compile(
     r"^aten::(linear|conv\dd|convolution|layer_norm|native_layer_norm|batch_norm|group_norm|relu_?|gelu|silu|"
     r"scaled_dot_product_attention|embedding|dropout|softmax|matmul|addmm)$"
 )
-"""No backward formula calls these."""
+"""No backward formula calls these operators, so in a backward pass they are recomputed."""
 
 _NEAR = 10
 """There are no more kernels (scaling, masking, dropout, copies) than this between the products of attention and its softmax."""

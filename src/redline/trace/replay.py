@@ -163,7 +163,7 @@ class _Device:
         """Each entry was late by this much for reasons that the trace does not show."""
         begun = self.start - self.delay
         self.idle_delay = self.delay - run.view.busy.within(begun, self.start)
-        """The part of the delay in which the device had nothing else to do."""
+        """This is the part of the delay in which the device had nothing else to do."""
         # If something else held the work up, the gap before it may be none, and its launch may be as quick as any.
         is_queued, is_late = same & (ready == before), known & (ready == np.maximum(launched, run.bounds[0]))
         soonest = int(np.min((begun - launched)[is_late], initial=run.latency_ns))

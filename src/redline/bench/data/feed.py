@@ -44,7 +44,7 @@ class Arrived:
 
 Arrive = Callable[[Any], Arrived]
 Started = tuple[Arrived, Any]
-"""A batch that is being copied, with the event that says when it has arrived."""
+"""This is a batch that is being copied, with the event that says when it has arrived."""
 
 
 class ImageArrival:

@@ -161,7 +161,7 @@ def open_data(spec: DataSpec, workload: WorkloadSpec) -> Data:
 
 
 def refuse(spec: DataSpec, *options: str, why: str) -> None:
-    """Raise a `SpecError` for the first of these options that has another value than its default."""
+    """Raises a `SpecError` for the first of these options that has another value than its default."""
     plain = DataSpec(name=spec.name)
     for option in options:
         if getattr(spec, option) != getattr(plain, option):

@@ -69,7 +69,7 @@ class Supply:
     """The training begins with this batch, which is in fp32 and not augmented."""
     batch: int
     threaded: bool
-    """True if a thread may ask for batches."""
+    """It is true if a thread may ask for batches."""
     queued: int = 0
     """The workers of the user's own loader keep this many batches ready."""
 

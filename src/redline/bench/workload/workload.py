@@ -60,7 +60,7 @@ class Workload:
     item: str
     """This is the word for what is counted: img, seq or item."""
     axes: Axes | None
-    """The axes along which the inputs hold their items. If they are not known (None), the inputs cannot be resized."""
+    """Along these axes the inputs hold their items. If they are not known (None), the inputs cannot be resized."""
     source: str
     model_hash: str
     input_hash: str
