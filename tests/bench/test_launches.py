@@ -85,18 +85,6 @@ def test_a_fused_optimizer_takes_large_parameters_first_on_a_gpu(
     assert [each.numel() for each in taken] == sizes
 
 
-def test_the_order_of_parameters_is_part_of_what_a_checkpoint_is_of() -> None:
-    class Step(step.TrainingStep):
-        def __init__(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-            self._optimizer = torch.optim.SGD(parameters, lr=0.1)
-            self._setup: Any = type("Setup", (), {"workload": type("Workload", (), {"model": model})})
-
-    model = nn.Linear(3, 2)
-    listed = list(model.parameters())
-    assert Step(model, listed).order == ""
-    assert Step(model, listed[::-1]).order == ", parameters in another order"
-
-
 class Driver:
     """CUDA's, as far as contexts go."""
 

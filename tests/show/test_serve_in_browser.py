@@ -43,7 +43,7 @@ class Looking(Observer):
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
         if not self.seen:
-            script = "const t = document.getElementById('now').textContent; return t.includes('leader fp16') ? t : null"
+            script = "const t = document.getElementById('now').textContent; return t.includes('tune ') ? t : null"
             self.seen.append(self._browser.until(script))
 
 

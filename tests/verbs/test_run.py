@@ -112,7 +112,7 @@ def test_a_live_module_trains_on_the_loss_it_is_given() -> None:
     )
     (row,) = result
     assert row.failure == ""
-    assert all(phase in row for phase in ("forward", "backward", "optimizer"))
+    assert all(phase in row for phase in ("forward", "backward", "optimizer_step"))
     losses = result.records[0].prepared.numerics.losses
     assert 100 < losses[-1] < losses[0] < 110, "the loss given is the one that was minimised"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -220,9 +221,13 @@ def _history(machine: Machine) -> HealthItem:
     try:
         location = resolve(machine.environ.get(VARIABLE))
         file = file_of(location)
-        if file is not None:
+        if file is not None and file.exists():
             with History.open(file) as history:
                 history.require_writable()
+        elif file is not None:  # it is made with the first measurement, and not by looking
+            folder = next(parent for parent in file.parents if parent.exists())
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise StoreError(f"{file} cannot be made: {folder} is not writable")
     except StoreError as error:
         return HealthItem(name="history", ok=False, seen=str(error), mend=f"set {VARIABLE} to another place")
     return HealthItem(name="history", ok=True, seen=describe(location))

@@ -132,7 +132,7 @@ const CHARTS = {
   },
 
   phases(rows, section, redraw) {
-    const parts = [["data", "data"], ["forward", "forward"], ["backward", "backward"], ["optimizer", "optimizer"]];
+    const parts = [["data", "data"], ["forward", "forward"], ["backward", "backward"], ["optimizer_step", "optimizer"]];
     const newest = new Map();
     for (const row of rows.filter((each) => known(each.forward))) {
       const key = `${row.series}\u0000${row.batch}`;
@@ -142,7 +142,7 @@ const CHARTS = {
     for (const profile of PAYLOAD.profiles) {
       const about = ROWS[profile.row];
       if (!shown.has(profile.row) || known(about.forward) || profile.phases.length < 2) continue;
-      const each = Object.fromEntries(profile.phases.map((phase) => [phase.name, Math.max(phase.host_s, phase.device_s) / (profile.steps || 1)]));
+      const each = Object.fromEntries(profile.phases.map((phase) => [phase.name === "optimizer" ? "optimizer_step" : phase.name, Math.max(phase.host_s, phase.device_s) / (profile.steps || 1)]));
       newest.set(`profile ${profile.row}`, { ...about, ...each });
     }
     if (!newest.size) return null;
