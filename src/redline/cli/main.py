@@ -107,7 +107,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     # Its flags are read by the program behind it, `--help` among them.
     "micro": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 }
-"""How commands read their words that pass them on to a program."""
+"""Commands that pass their words on to a program read them so."""
 
 
 def micro(context: typer.Context) -> int:
@@ -126,7 +126,7 @@ def micro(context: typer.Context) -> int:
 
 
 def command_named(name: str) -> Callable[..., int | None]:
-    """The command as typer reads it: of a verb made from its declarations."""
+    """Returns the command as typer reads it: that of a verb is made from its declarations."""
     if name == "micro":
         return micro
     command: Callable[..., int | None] = command_of(name)

@@ -1,4 +1,5 @@
-"""Live progress on stderr: one line for each job, and below them how much is done, how long the rest may take, and the best so far.
+"""This shows live progress on stderr: one line for each job, and below them how much is done, how long the rest may take, and the best so
+far.
 
 Without a terminal there is one line for each result.
 """
@@ -28,12 +29,12 @@ from redline.show.course import Course, ended_words, epoch_line, in_columns, int
 from redline.show.terminal import make_console, one_line
 
 ROOM = 14
-"""Columns of the spinner and the clock."""
+"""The spinner and the clock take so many columns."""
 PURPOSES = {"largest": "the largest batch", "knee": "the knee", "slo": "the latency target"}
 
 
 class LiveObserver(Observer):
-    """Context manager: hand it to a workspace. `quiet` shows nothing while nothing is measured."""
+    """This is a context manager, to be handed to a workspace. `quiet` shows nothing while nothing is measured."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = make_console(stderr=True)
@@ -165,7 +166,7 @@ class LiveObserver(Observer):
     # The display
 
     def name_of(self, record: RunRecord) -> str:
-        """The model and the recipe, and what else tells a job from its neighbours."""
+        """Returns the model and the recipe, and what else tells a job from its neighbours."""
         workload = record.spec.workload
         parts = [self._round, workload.model, str(record.spec.recipe)]
         # A gate measures one recipe at two commits, and the baseline's lies in a folder of its own.
@@ -185,7 +186,7 @@ class LiveObserver(Observer):
         self._console.print(Text(one_line(line)), soft_wrap=not self._live)
 
     def _standing(self) -> str:
-        """How much is done; where there is a terminal, the last line of the display says it."""
+        """Returns how much is done. Where there is a terminal, the last line of the display says it."""
         return f" [{self.course.told}]" if not self._live and self.course.told else ""
 
     def _move(self, record: RunRecord, words: str) -> None:

@@ -1,4 +1,4 @@
-"""From a verb to its command: the options, the help and the printing all come from the verb's own declarations."""
+"""This module makes a command of a verb: the options, the help and the printing all come from the verb's own declarations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from redline.verbs import verb_of
 
 
 class Output(Frozen):
-    """How a result is shown, and what else is written. Every verb that returns a result has the last three; of the others it has those
-    that its `also` names."""
+    """This says how a result is shown, and what else is written. Every verb that returns a result has the last three; of the others it has
+    those that its `also` names."""
 
     plot: Annotated[
         Path | None, setting("Also draw the figure into this file: PNG, SVG or PDF.", group=OUTPUT, shape="PATH")
@@ -71,7 +71,7 @@ TASKS = {
 
 
 def command_of(name: str) -> Callable[..., int]:
-    """The command of a verb, as typer reads it."""
+    """Returns the command of a verb, as typer reads it."""
     function = verb_of(name)
     always = () if inspect.signature(function).return_annotation == "int" else ALWAYS
     outputs = {
@@ -113,7 +113,7 @@ def _parameters(function: Any, outputs: dict[str, Declared]) -> Iterator[tuple[s
 
 
 def option_of(declared: Declared, *, is_axis: bool = False) -> Any:
-    """The annotation that typer reads, from a setting's one declaration.
+    """Returns the annotation that typer reads, from a setting's one declaration.
 
     `is_axis`: it takes several values: repeated, joined by commas, or for numbers a range.
     """
@@ -139,7 +139,7 @@ def _of_tasks(declared: Declared, tasks: tuple[str, ...]) -> Declared:
 
 
 def run_verb(function: Any, asked: dict[str, Any], output: Output) -> int:
-    """Call the verb in a workspace with a live display, and print what it returns. The value is the exit code.
+    """Calls the verb in a workspace with a live display, and print what it returns. The value is the exit code.
 
     A verb without a parameter `workspace` is called as it is. One that returns a number has printed for itself. After Ctrl-C the rows
     that were finished are printed.
@@ -192,7 +192,7 @@ def _code_of(result: Any) -> int:
 
 
 def _write(result: Any, output: Output, workspace: Any) -> None:
-    """The files that were asked for beside what is printed."""
+    """Writes the files that were asked for beside what is printed."""
     from redline.show.folder import write_text
     from redline.show.page import written_page
     from redline.show.result import markdown
@@ -242,12 +242,12 @@ def tell(words: str) -> None:
 # Help
 
 KINDS = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH"}
-"""How help calls the values of options that have no name of their own."""
+"""The help calls values of options so that have no name of their own."""
 _KINDS = re.compile(r"<(?:list\[)?(str|int|float|path)\]?>")
 _UNBROKEN = "\u2011"
 """A hyphen at which no line is broken."""
 SEARCHED_FIRST = {"batch", "task", "device"}
-"""Settings that nearly every call names: they stand among the command's own options."""
+"""Nearly every call names these settings: they stand among the command's own options."""
 COMMON = (SHARED.keys() - settings_of(DataSpec).keys() - settings_of(TrainSpec).keys() - SEARCHED_FIRST) | {
     "json", "report", "save", "plot", "verbose", "quiet", "price", "trust", "address", "help",
 }  # fmt: skip

@@ -17,7 +17,7 @@ __all__ = ["Door", "Session", "open_door", "require_torch"]
 
 
 def open_door(launch: LaunchSpec) -> Door:
-    """The door a spec asks for. Only `inline` loads torch into this process, when it is opened."""
+    """Returns the door a spec asks for. Only `inline` loads torch into this process, when it is opened."""
     if not launch.python:
         require_torch()
     if launch.door == "fake":

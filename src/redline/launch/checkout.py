@@ -25,7 +25,7 @@ PREFIX = "redline-checkout-"
 
 
 class Setup(Frozen):
-    """How the environment of another commit is made; with nothing given, it runs in this one."""
+    """This says how the environment of another commit is made; with nothing given, it runs in this one."""
 
     setup: str = ""
     """This shell command is run in the root of the checkout. It may install packages, or fetch submodules, which git leaves empty there."""

@@ -1,4 +1,4 @@
-"""The desk's end of a session: one worker, or several ranks that answer as one.
+"""This is the desk's end of a session: one worker, or several ranks that answer as one.
 
 Every request goes to each worker over a line of its own, and their answers become one. A worker that dies, raises or hangs
 is known by its number, whoever started it and wherever it runs.
@@ -62,7 +62,7 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 class Process(Protocol):
-    """A process that the desk had started. Its process group holds everything that it started itself."""
+    """This is a process that the desk had started. Its process group holds everything that it started itself."""
 
     pid: int
 
@@ -185,7 +185,7 @@ class WorkerSession(Session):
         return [line for line in self._lines if line.reply is None]
 
     def _next_moment(self) -> float:
-        """The deadline; once a rank has failed, the others have only a moment to say so too."""
+        """Returns the deadline; once a rank has failed, the others have only a moment to say so too."""
         return min([self._deadline, *(line.failed_at + GRACE_S for line in self._lines)])
 
     def _hear(self, within_s: float, on_progress: OnProgress | None = None) -> None:
@@ -194,7 +194,7 @@ class WorkerSession(Session):
             self._take(lines[connection], on_progress)
 
     def _take(self, line: Line, on_progress: OnProgress | None) -> None:
-        """Read one message. A message that has begun is read whole, so that a short look never splits one."""
+        """Reads one message. A message that has begun is read whole, so that a short look never splits one."""
         try:
             line.connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
             reply = receive_reply(line.connection)
@@ -343,7 +343,7 @@ def timeout_of(request: Request, launch: LaunchSpec) -> float:
 
 
 def kernel_oom_kills() -> int:
-    """How many processes the kernel has ended for want of memory since it started."""
+    """Returns how many processes the kernel has ended for want of memory since it started."""
     counter = re.search(r"^oom_kill (\d+)", _VMSTAT.read_text(), re.MULTILINE) if _VMSTAT.exists() else None
     return int(counter[1]) if counter else 0
 
@@ -352,7 +352,7 @@ def kernel_oom_kills() -> int:
 
 
 def worker_log() -> IO[bytes]:
-    """A file without a name: it goes when the last holder closes it, also after a SIGKILL."""
+    """Returns a file without a name: it goes when the last holder closes it, also after a SIGKILL."""
     log = tempfile.TemporaryFile(prefix="redline-worker-")  # noqa: SIM115  (its session closes it)
     # Whoever writes does so at the end, also after `trim_log`.
     fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
@@ -378,5 +378,5 @@ def _end_of(log: IO[bytes], count: int) -> bytes:
 
 
 def last_line(text: str, otherwise: str) -> str:
-    """The last line that says something; `otherwise` if none does."""
+    """Returns the last line that says something, or `otherwise` if none does."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), otherwise)

@@ -10,7 +10,7 @@ from redline.model.spec import RunSpec
 
 
 class Session(Protocol):
-    """A bench to talk to. A failure is a reply, never an exception."""
+    """A session is a bench to talk to. A failure is a reply, never an exception."""
 
     def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         """Sends a request and waits for its reply."""

@@ -28,7 +28,7 @@ START_TIMEOUT_S = 180.0
 REPLY_TIMEOUT_S = 120.0
 LEAVE_TIMEOUT_S = 20.0
 SOURCE = str(Path(__file__).parents[2])
-"""The folder that holds Redline."""
+"""This is the folder that holds Redline."""
 SAFE_IMPORT = {
     # OpenBLAS starts its threads while numpy is imported.
     "OPENBLAS_NUM_THREADS": "1",
@@ -42,7 +42,7 @@ _MAIN = "import sys; sys.path.append(sys.argv[2]); from redline.bench.supervisor
 
 
 class Supervisor:
-    """A process of `redline.bench.supervisor`. One that is to fork workers starts by importing torch."""
+    """A supervisor is a process of `redline.bench.supervisor`. One that is to fork workers starts by importing torch."""
 
     def __init__(self, *, forks: bool) -> None:
         keep_standard_descriptors()
@@ -107,7 +107,7 @@ class Supervisor:
                 raise DoorError("the process that starts workers did not answer in time") from None
 
     def exit_status(self, pid: int, timeout_s: float) -> int | None:
-        """As `os.waitpid` tells it; None while the worker still runs."""
+        """Returns the exit status as `os.waitpid` tells it, or None while the worker still runs."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while pid not in self._exits:
@@ -130,7 +130,7 @@ class Supervisor:
         self._log.close()
 
     def _receive(self, wanted: str, timeout_s: float) -> dict[str, Any]:
-        """The next event of one kind; exits received meanwhile are remembered."""
+        """Returns the next event of one kind; exits received meanwhile are remembered."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._control.settimeout(max(deadline - time.monotonic(), 0.001))

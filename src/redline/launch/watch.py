@@ -28,7 +28,7 @@ TICK_S = 0.2
 
 
 def script_command(words: Sequence[str]) -> list[str]:
-    """The command to start: `train.py …` and `-m package …` get an interpreter in front."""
+    """Returns the command to start: `train.py …` and `-m package …` get an interpreter in front."""
     if not words:
         raise UsageError("name the command to watch: redline watch -- python train.py")
     if words[0] == "-m" and len(words) > 1:
@@ -59,7 +59,7 @@ def watching_environment(folder: Path, base: Mapping[str, str], *, profiles: boo
 
 
 def run_watched(command: Sequence[str], environment: Mapping[str, str], on_tick: Callable[[int], None]) -> int:
-    """Run the command in the foreground; its exit code, or minus the number of the signal that ended it.
+    """Runs the command in the foreground. Returns its exit code, or minus the number of the signal that ended it.
 
     `on_tick` is called with its process id a few times per second. Signals that are sent to us go on to it, but for those that a
     terminal sends: the script, which is in the same group, has received them too. Only the main thread can see to that, so that in
@@ -128,7 +128,7 @@ class ProcessLog:
     def __init__(self, stem: str, reader: Reader) -> None:
         self._stem = stem
         self._at = {".rows": mmap.ALLOCATIONGRANULARITY, ".facts": 0}
-        """How far its files have been read. The first page of the rows names their kinds."""
+        """Its files have been read so far. The first page of the rows names their kinds."""
         self._kinds: list[str] = []
         self._number = 0
         self.reader: Any = reader

@@ -1,4 +1,4 @@
-"""The doors to worker processes. They are one door with three ways to start workers.
+"""These are the doors to worker processes. They are one door with three ways to start workers.
 
 `fork` copies a process that has torch loaded. `spawn` starts a fresh interpreter, with a command in front where one is asked for, and `torchrun`
 has ranks started. Whoever is not forked calls at an address and says who it is: profilers and torchrun start their targets through helpers
@@ -38,7 +38,7 @@ LOOK_EVERY_S = 0.2
 TOKEN = "REDLINE_TOKEN"
 """The word by which ranks on other machines are known. Set it on all of them, or none can call."""
 RANKED = "REDLINE_RANKED"
-"""As `redline.bench.worker` has it, which the desk does not import."""
+"""`redline.bench.worker` has the same name, but the desk does not import that."""
 WORKER = "redline.bench.worker"
 _MAIN = (
     "import sys; sys.path.insert(0, sys.argv[1]); import redline; del sys.path[0], sys.argv[1]; "
@@ -190,7 +190,7 @@ def calls_of(
 def _session(
     spec: LaunchSpec, ranks: int, callers: Callers, problem: str, log: IO[bytes], starter: WorkerProcess | None
 ) -> WorkerSession:
-    """The session of those who called. It has failed if one is missing."""
+    """Returns the session of those who called. It has failed if one is missing."""
     own = starter.pid if starter is not None and spec.door == "spawn" else None
     lines = [
         Line(connection, None if starter is None else own or hello.pid, starter, rank)
@@ -208,7 +208,7 @@ def _session(
 
 
 def _last_error(log: IO[bytes]) -> str:
-    """The last line that tells an error, as Python prints it; torchrun adds its own after it, which says nothing more."""
+    """Returns the last line that tells an error, as Python prints it; torchrun adds its own after it, which says nothing more."""
     tail = log_tail(log)
     errors = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*Error: .+)$", tail, re.MULTILINE)
     return str(errors[-1]) if errors else last_line(tail, "it said nothing")
@@ -261,7 +261,7 @@ def run_script(launch: LaunchSpec, requests: Sequence[Request], folder: Path, ti
 
 
 def run_after(command: Sequence[str], output: Path) -> None:
-    """Run a command to its end; what it prints goes to a file."""
+    """Runs a command to its end; what it prints goes to a file."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=FOLLOW_UP_TIMEOUT_S, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:

@@ -1,5 +1,7 @@
-"""This module knows how a person writes seconds, bytes, joules and rates, how they print, and which names are safe to print. Values are in SI units inside, and
-made readable only here."""
+"""This module knows how a person writes seconds, bytes, joules and rates, how they print, and which names are safe to print.
+
+Values are in SI units inside, and made readable only here.
+"""
 
 from __future__ import annotations
 

@@ -25,18 +25,19 @@ NODES = {
     "NVIDIA": ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/nvidia-uvm"),
     "AMD": ("dev/kfd", "dev/dri/renderD*"),
 }
-"""The device files that computing on a GPU of this vendor has to open."""
+"""These are the device files that computing on a GPU of this vendor has to open."""
 GRAPHICS = ("0x03", "0x12")
 """The classes of display controllers and of accelerators begin with these. A vendor of GPUs may sell network cards, too."""
 
 
 class Fact(NamedTuple):
-    """One row. `seen`, `mend` and the name may have gaps such as {0.version}, which the thing that was looked at fills."""
+    """A fact is one row. `seen`, `mend` and the name may have gaps such as {0.version}, which the thing that was looked at fills."""
 
     name: str
     holds: Callable[[Any], object]
     ok: bool | None
-    """True where all is well, False where something is broken, and None where it is absent or could be better and Redline works without it."""
+    """It is True where all is well, False where something is broken, and None where it is absent or could be better and Redline works
+    without it."""
     seen: str
     mend: str = ""
 
@@ -67,7 +68,7 @@ def output_of(command: Sequence[str]) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as its files show it. Tests hand in a faked one, which lies in a folder of its own."""
+    """This is a machine as its files show it. Tests hand in a faked one, which lies in a folder of its own."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from redline.model.errors import UsageError
 
 MACHINE_FOLDER = Path("/tmp/redline-locks")
-"""Not under TMPDIR: two processes with different temporary folders lock the same GPU."""
+"""The folder does not stand under TMPDIR, so that two processes with different temporary folders lock the same GPU."""
 SHARED_FOLDER_MODE = 0o1777
 """Everybody may add a lock; only its owner may remove it."""
 SHARED_FILE_MODE = 0o666
@@ -51,7 +51,7 @@ def machine_folder(on_fallback: Callable[[str], None]) -> Path:
 def file_lock(
     path: Path, *, on_wait: Callable[[str], None] | None = None, is_singleton: bool = False
 ) -> Iterator[str | None]:
-    """Hold the lock at `path`. Yields None to the holder.
+    """Holds the lock at `path`. Yields None to the holder.
 
     With `on_wait`, a lock that is held is waited for, and `on_wait` is told once who holds it. Without, the name of
     the holder is yielded instead of waiting. A thread that holds a singleton may ask again, and has it until its first hold ends.
@@ -119,7 +119,7 @@ def device_lock(
     on_wait: Callable[[str], None] = lambda holder: None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Iterator[None]:
-    """Hold `device` (`cuda:0`, …) alone; waits for another holder and says who it is. The CPU is not locked.
+    """Holds `device` (`cuda:0`, …) alone; waits for another holder and says who it is. The CPU is not locked.
 
     A thread that holds it may ask again. `on_note` is told when only this user's processes are kept away.
     """
@@ -132,7 +132,7 @@ def device_lock(
 
 
 def physical_name(device: str) -> str:
-    """The card itself: `cuda:0` counts what is visible, so two runs may call one card by different numbers."""
+    """Returns the name of the card itself: `cuda:0` counts what is visible, so two runs may call one card by different numbers."""
     kind, _, index_text = device.partition(":")
     index = int(index_text or 0)
     variable = "CUDA_VISIBLE_DEVICES" if kind == "cuda" else "HIP_VISIBLE_DEVICES"

@@ -1,4 +1,4 @@
-"""Processes: telling one from another, and leaving none behind."""
+"""This module tells processes from each other, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def this_process() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """True only where that is certain: of another machine or container nothing is known here."""
+    """Returns true only where that is certain, because nothing is known here of another machine or container."""
     machine, pid, started = name.rsplit(" ", 2)
     if machine != _machine():
         return False
@@ -54,7 +54,7 @@ def is_gone(name: str) -> bool:
 
 
 def _started(process: psutil.Process) -> str:
-    """When a process started, counted from boot: setting the clock does not change it."""
+    """Returns when a process started, counted from boot: setting the clock does not change it."""
     booted = psutil.boot_time()
     return f"{process.create_time() - booted:.2f}"
 

@@ -92,7 +92,7 @@ def public_names() -> list[str]:
 
 
 def home_of(name: str) -> str | None:
-    """The module that a public name is in; None where there is no such name."""
+    """Returns the module that a public name is in, or None where there is no such name."""
     if name in PUBLIC:
         return PUBLIC[name]
     if name not in NAMES or name in NOT_PUBLIC:

@@ -28,11 +28,11 @@ DEFAULT_STEPS = 3
 TIMED_BLOCKS = 3
 """Blocks without the profiler come first, so that the cost of profiling is known."""
 TIMED_SECONDS = 1.0
-"""The ceiling written into the spec: a record of a profile is not taken for one of a run."""
+"""This is the ceiling written into the spec, so that a record of a profile is not taken for one of a run."""
 
 
 def trace_name(spec: RunSpec) -> str:
-    """As TensorBoard's profiler plug-in wants it: `worker.time.pt.trace.json.gz`, the worker being what it shows."""
+    """Returns a name as TensorBoard's profiler plug-in wants it: `worker.time.pt.trace.json.gz`, the worker being what it shows."""
     workload = spec.workload
     words = [workload.model, workload.task, str(spec.recipe), f"b{workload.batch}" if workload.batch else ""]
     worker = "_".join(re.sub(r"[^A-Za-z0-9+-]+", "-", word).strip("-") for word in words if word)
@@ -54,7 +54,7 @@ def capture(
     *,
     record_id: str | None = None,
 ) -> RunRecord:
-    """One record, prepared, timed and profiled; what breaks is in its failure."""
+    """Returns one record, prepared, timed and profiled; what breaks is in its failure."""
     record = RunRecord(id=record_id or new_id(), spec=spec, created_at=time.time())
     capturing = OneRecord(spec, journal, observer or Observer(), record)
     return capturing.fill(door, lambda session: _time_and_profile(capturing, session, request))
@@ -174,7 +174,7 @@ def keep_memory(row: MemoryRow, workspace: Workspace) -> None:
 
 
 def kept_memories(workspace: Workspace) -> tuple[list[MemoryRow], list[Note]]:
-    """Return the newest row of each model, task, recipe, batch and device, and notes on files that cannot be read."""
+    """Returns the newest row of each model, task, recipe, batch and device, and notes on files that cannot be read."""
     newest: dict[tuple[Any, ...], MemoryRow] = {}
     unreadable = []
     paths: list[Path] = []

@@ -173,7 +173,7 @@ UNITS = {"p95": "s", "memory": "B"}
 
 
 def _part_rows(each: Comparison) -> Iterator[Row]:
-    """The times of a generation. What is less is faster."""
+    """Yields the times of a generation. What is less is faster."""
     for part in each.figures:
         if part.name not in UNITS:
             verdict = {"less": "faster", "more": "slower"}.get(part.verdict, part.verdict)

@@ -47,7 +47,7 @@ EXTRAS = {
     "onnxscript": ("onnx", "the step onnx"),  # onnxruntime has other names on other devices
     "amdsmi": ("amd", "power, clocks and temperature of AMD GPUs"),
 }
-"""The extra that installs each optional package, and what the package is for."""
+"""Each optional package has the extra that installs it, and what it is for."""
 
 
 # What is looked at

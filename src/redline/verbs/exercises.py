@@ -1,4 +1,4 @@
-"""The seven exercises of `redline workshop`: each measures, checks its own checkpoints and answers its questions.
+"""These are the seven exercises of `redline workshop`: each measures, checks its own checkpoints and answers its questions.
 
 Every figure and every answer comes from what was measured on the learner's machine in the same walk: an exercise runs verbs, reads the
 rows that they return, and writes what it learned on a `Sheet`. The results file is what learners keep and hand in; its layout stays.
@@ -54,7 +54,7 @@ BUSY_HOST = 1.2
 
 
 class Check(Frozen):
-    """A checkpoint. `passed` is None if it could not be looked at."""
+    """This is a checkpoint. `passed` is None if it could not be looked at."""
 
     name: str
     passed: bool | None
@@ -64,7 +64,7 @@ class Check(Frozen):
 
 
 class Sheet(msgspec.Struct, kw_only=True):
-    """One exercise of the results file. It is filled while the exercise runs."""
+    """A sheet is one exercise of the results file. It is filled while the exercise runs."""
 
     number: int
     title: str
@@ -78,7 +78,7 @@ class Sheet(msgspec.Struct, kw_only=True):
     skipped: str | None = None
     """If the exercise could not be done here, this is the reason."""
     example: str | None = None
-    """An example of what one would see elsewhere. It is not measured here."""
+    """This is an example of what one would see elsewhere. It is not measured here."""
 
     def check(self, name: str, passed: bool | None, seen: str, explain: str = "") -> None:
         self.checks.append(Check(name=name, passed=passed, seen=seen, explain=explain))

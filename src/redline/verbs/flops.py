@@ -31,7 +31,7 @@ from redline.verbs.verb import WORKLOAD, ModelName, OneRecipe, verb
 from redline.verbs.workspace import Workspace, one_spec, use
 
 SHOWN_DEPTH = 2
-"""How deep the tree of modules goes where nobody says: a third level of most models is longer than a screen."""
+"""The tree of modules goes so deep where nobody says: a third level of most models is longer than a screen."""
 MOST_LISTED = 200
 """Modules that a person is shown of models that are wide: those that do the most."""
 
@@ -237,7 +237,7 @@ def _phase_rows(work: WorkCount, measured: Measurement) -> Iterator[Row]:
 def _module_rows(
     work: WorkCount, times: Mapping[str, float], ceilings: Ceilings | None, depth: int | None
 ) -> Iterator[Row]:
-    """The tree as deep as asked. Of a model that is wide those that do the most are shown; the others are details."""
+    """Yields the tree as deep as asked. Of a model that is wide those that do the most are shown; the others are details."""
     deepest = SHOWN_DEPTH if depth is None else depth
     within = [one for one in work.modules if _depth(one) <= deepest]
     ranked = sorted(within, key=lambda one: (-one.flops, -one.params, -one.bytes))

@@ -50,7 +50,7 @@ from redline.verbs.workspace import Workspace, one_spec, use
 
 BUDGET_S, BISECT_BUDGET_S = 900.0, 3600.0
 LOOK_BACK = 200
-"""How many of the latest stored records of a benchmark are its baseline."""
+"""So many of the latest stored records of a benchmark are its baseline."""
 LONGEST_NAME = 200
 STRUCTURE = "model (its structure)"
 REJECTED, ACCEPTED = "rejected", "accepted"
@@ -509,7 +509,8 @@ def _check_row(name: str, known: Check) -> Row:
 
 
 def junit_of(rows: Sequence[GateRow], baseline: str, *, undecided_ok: bool = False) -> str:
-    """JUnit's XML: one test case per benchmark. An undecided benchmark with a failed check is one failure, as its exit code says."""
+    """Returns JUnit's XML: one test case per benchmark. An undecided benchmark with a failed check is one failure, as its exit code
+    says."""
     suite = ElementTree.Element("testsuite", name="redline gate", tests=str(len(rows)))
     counts: Counter[str] = Counter()
     for row in rows:

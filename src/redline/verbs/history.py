@@ -38,7 +38,7 @@ from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 
 SHORT_ID = 13
-"""How many characters of an id are shown: they tell records apart, and every command accepts them."""
+"""So many characters of an id are shown: they tell records apart, and every command accepts them."""
 LONGEST_WORDS = 500
 SPARKS = "▁▂▃▄▅▆▇█"
 _SECONDS = {"min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -50,7 +50,7 @@ RECORDS = Figure(name="records")
 
 
 def moment_of(name: str, words: str) -> float:
-    """A point in time: `30d`, `12h`, `2w` ago, or a date such as 2026-01-31 or 2026-01-31T12:00."""
+    """Returns a point in time: `30d`, `12h`, `2w` ago, or a date such as 2026-01-31 or 2026-01-31T12:00."""
     if found := re.fullmatch(r"\s*(\d{1,6})\s*(min|h|d|w)\s*", words):
         return time.time() - int(found[1]) * _SECONDS[found[2]]
     try:
@@ -453,7 +453,7 @@ def export(
 
 
 def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a file. An older one of this name stays until there is a whole new one."""
+    """Writes a file. An older one of this name stays until there is a whole new one."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         if path.exists() and not path.is_file():  # a device would be replaced by the file

@@ -52,7 +52,7 @@ def held_artifact(live: Any) -> Iterator[str | None]:
 
 
 def _held(path: Path) -> IO[bytes] | None:
-    """The file, locked against being pruned; None where it is not there, or is going."""
+    """Returns the file, locked against being pruned, or None where it is not there, or is going."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -30,7 +30,7 @@ from redline.verbs.workspace import Workspace, specs_of, use
 
 DEFAULT = LoadSpec()
 MOST_RATE = 1e7
-"""Requests per second: no process counts faster."""
+"""These are requests per second: no process counts faster."""
 SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
 """Requests arrive for so many seconds at each rate."""
 LONGEST = 6.0
@@ -148,7 +148,7 @@ def _rate(text: str, whole: Any) -> float:
 
 
 def _require_measurable(question: LoadQuestion) -> None:
-    """Refuse rates at which hardly any request would come."""
+    """Refuses rates at which hardly any request would come."""
     longest_s = LONGEST * question.seconds
     if question.rates[0] * longest_s < LEAST_REQUESTS:
         raise SpecError(
@@ -190,7 +190,7 @@ class _Load(OneRecord):
             self.stopped = "target"
 
     def _find_limit(self, session: Session) -> bool:
-        """The highest rate that is sustained, offered once more; False where the worker broke.
+        """Returns the highest rate that is sustained, offered once more, or False where the worker broke.
 
         Of many rates, the highest that held may have been lucky.
         """

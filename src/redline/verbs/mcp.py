@@ -41,7 +41,7 @@ def mcp(
 
 
 def server_of(*, allow_run: bool) -> Any:
-    """The server with its tools; those that measure are there only where `allow_run` says so."""
+    """Returns the server with its tools; those that measure are there only where `allow_run` says so."""
     try:
         from mcp.server import MCPServer
     except ImportError:

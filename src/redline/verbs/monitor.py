@@ -27,7 +27,7 @@ from redline.system.telemetry.card import Card, EnergyMeter
 from redline.verbs.verb import target, verb
 
 Look = Mapping[str, Any]
-"""One device at one moment. None is unknown, never 0."""
+"""A look is one device at one moment. None is unknown, never 0."""
 
 SATURATED = 0.95
 """A device that was busy for this share of the time between two looks has nothing to give any more."""
@@ -126,7 +126,7 @@ def _series(machine: Machine, seconds: float | None, interval_s: float) -> Itera
 
 
 class Machine:
-    """The devices that are looked at."""
+    """A machine has the devices that are looked at."""
 
     def __init__(self, cards: Sequence[Card] | None = None) -> None:
         self._cards = [(card, EnergyMeter(), card.facts()) for card in (open_all_cards() if cards is None else cards)]
@@ -172,7 +172,7 @@ class Machine:
 
 
 def log_looks(file: Any) -> Callable[[Sequence[Look]], None]:
-    """Rows of a CSV file; an empty cell is unknown."""
+    """Returns a hearer that writes looks as rows of a CSV file; an empty cell is unknown."""
     names = ("device", "name", "at_s", *FIGURES, "throttle", "processes")
     writer = tables.writer(file, lineterminator="\n")
     writer.writerow(names)

@@ -189,7 +189,7 @@ def _leave_out(options: Mapping[str, Any], why: str) -> None:
 def _with_tool(
     spec: RunSpec, tool: str, workspace: Workspace, steps: int | None, folder: Path | None
 ) -> tuple[Profile, RunRecord]:
-    """The same steps under a vendor profiler: its kernel table, and hardware counters where it reads them."""
+    """Returns the same steps under a vendor profiler: its kernel table, and hardware counters where it reads them."""
     chosen = TOOLS.get(tool)
     find_tool(chosen)
     (spec,) = workspace.checked([spec])
@@ -236,7 +236,7 @@ HEADERS = {
 
 
 def cells(struct: msgspec.Struct) -> Iterator[tuple[str, Fact | Metric]]:
-    """The fields of a row: numbers as figures, words as facts, and those of the parts it is made of."""
+    """Returns the fields of a row: numbers as figures, words as facts, and those of the parts it is made of."""
     for field in msgspec.structs.fields(type(struct)):
         name, value = field.name, getattr(struct, field.name)
         end = next((end for end in UNITS if name.endswith(end)), None)
@@ -437,7 +437,7 @@ OFTEN_READ = frozenset(
 
 
 def _figures(profile: Profile) -> Iterator[Row]:
-    """One figure a row: of steps, launches, the host, a generation, and what is not counted."""
+    """Yields one figure a row: of steps, launches, the host, a generation, and what is not counted."""
     capture, launches, outside = profile.capture, profile.launches, profile.outside
     known: list[tuple[str, Fact | Metric]] = []
     if capture is not None:

@@ -1,4 +1,4 @@
-"""The pytest plug-in: `redline_benchmark` measures a module or a function and fails the test when it got slower.
+"""In this pytest plug-in, `redline_benchmark` measures a module or a function and fails the test when it got slower.
 
     def test_speed(redline_benchmark):
         redline_benchmark(model, inputs, threshold=0.05, fail_on=["memory", "numerics"])

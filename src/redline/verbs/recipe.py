@@ -1,4 +1,4 @@
-"""A recipe outside of any measurement: its plain PyTorch code, and that code applied to a model of the caller's."""
+"""This is a recipe outside of any measurement: its plain PyTorch code, and that code applied to a model of the caller's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PlainRecipe(Frozen):
     """The recipe was made for this."""
 
     def apply(self, model: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Callable[..., Any]:
-        """For inference: a function to call in place of the model, made for inputs like these.
+        """Returns, for inference, a function to call in place of the model, made for inputs like these.
 
         It works on a copy: the model stays as it is. `inplace=True` saves the memory of the copy and changes the model
         itself: it is moved to the device, set to eval, and cast, folded or quantized as the recipe says.
@@ -53,7 +53,7 @@ class PlainRecipe(Frozen):
     def training_step(
         self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any
     ) -> Callable[[Any, Any], Any]:
-        """For training: a function of inputs and targets that does one whole step and returns the loss.
+        """Returns, for training, a function of inputs and targets that does one whole step and returns the loss.
 
         It trains the model it is given, in place: the model is moved to the device, set to train, and cast to another
         number format where the recipe says so.
@@ -126,7 +126,7 @@ def plain_recipe(spec: RunSpec) -> PlainRecipe:
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """As a model is called with what a person handed over: the same reading as on the bench."""
+    """Returns the arguments that a model is called with for what a person handed over: it is the same reading as on the bench."""
     if isinstance(inputs, Mapping):
         return (), {str(key): value for key, value in inputs.items()}
     if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):

@@ -38,9 +38,9 @@ class Chosen:
         self._ids: set[str] = set()
         self.notes: list[Note] = []
         self.tunes: list[TuneSummary] = []
-        """The searches that all of their records are here of, newest last."""
+        """These are the searches that all of their records are here of, newest last."""
         self.only_files = False
-        """True if all records were read from files, so that nothing else in this user's history belongs to them."""
+        """It is true if all records were read from files, so that nothing else in this user's history belongs to them."""
         self._ceilings: list[CeilingsOf] = []
 
     def left_out(self, record_id: str, error: RecordError) -> None:
@@ -160,7 +160,7 @@ def report_records(
     ceilings_of: CeilingsOf | None = None,
     workspace: Workspace | None = None,
 ) -> ReportFiles:
-    """Write the report of these records.
+    """Writes the report of these records.
 
     `memories`: which of what `redline profile --memory` saw belongs to it. `profiles`: those at hand already; None reads the traces that
     the records name. `tunes`: the searches among them. `ceilings_of`: what came with the records; the history knows others.
@@ -204,7 +204,7 @@ def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history
 NEXT_S = 5.0
 """One replicate starts at most this long after the last step of the one before, because workers are closed meanwhile."""
 MOST_BEFORE = 200
-"""Records that are looked at for earlier replicates."""
+"""So many records are looked at for earlier replicates."""
 
 
 def _last_measured(history: History) -> list[RunRecord]:
@@ -248,7 +248,7 @@ def _tune(name: str, workspace: Workspace) -> Chosen:
 
 
 def _search_of(records: Sequence[RunRecord], history: History) -> str | None:
-    """The search that these were measured for, where it is the latest."""
+    """Returns the search that these were measured for, where it is the latest."""
     latest = next(KeptSearches(history.tunes()).newest_first(), None)
     ids = set() if latest is None else set(latest.record_ids)
     return latest.name if latest is not None and any(record.id in ids for record in records) else None

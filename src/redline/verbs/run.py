@@ -51,7 +51,7 @@ CONTINUES = "the same command with --resume continues with the rest"
 
 
 class Keeping(Frozen):
-    """How a grid is measured and kept: what is not a setting of a single cell."""
+    """This says how a grid is measured and kept: it has what is not a setting of a single cell."""
 
     name: Annotated[str | None, setting("Name of the grid, for --resume and 'redline compare'.")] = None
     decide: Annotated[bool, setting("Measure in fresh processes until every pair of recipes is decided.")] = False
@@ -167,7 +167,7 @@ def run(
 
 
 def shown(result: Result, found: Measured) -> Result:
-    """The result; after Ctrl-C it is raised, so that what was finished is printed."""
+    """Returns the result; after Ctrl-C it is raised, so that what was finished is printed."""
     if found.was_interrupted:
         raise Interrupted(replace(result, next=CONTINUES))
     return result
@@ -418,7 +418,7 @@ def _next(found: Measured, measured: Sequence[Measurement], table: Table, pairs:
 
 
 def next_of(sound: Sequence[Measurement], rows: Mapping[str, Row]) -> str:
-    """One command after rows of one model, as it would be typed; for a live model the call."""
+    """Returns one command after rows of one model, as it would be typed; for a live model the call."""
     verdicts = {row.record_id: rows[row.record_id].get("verdict") for row in sound if row.record_id in rows}
     faster = [row for row in sound if verdicts.get(row.record_id) == "faster" and not (row.numerics and row.numerics.is_wrong)]  # fmt: skip
     best = max(faster, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)

@@ -46,12 +46,12 @@ COOKIE = "redline"
 MOST_VIEWERS = 300
 """Connections at the same time; more are answered with 503, so that a crowd costs no more memory than this."""
 REPORTED = 500
-"""How many of the latest records the served report has; `redline report` writes one of all."""
+"""The served report has so many of the latest records; `redline report` writes one of all."""
 SHOWN_POINTS = 200
 """A page of a series lists so many of its latest records."""
 LONGEST_HEADERS = 16384
 FRESH_S = 1.0
-"""How long a page, or a look at what is being measured, is served again before it is made anew."""
+"""A page, or a look at what is being measured, is served again for so long before it is made anew."""
 SLOWEST_REQUEST_S = 10.0
 """The head of a request has so long to arrive: who sends it byte by byte holds a connection no longer than this."""
 MAKERS = 2
@@ -59,9 +59,9 @@ MAKERS = 2
 SIGN_OF_LIFE_S = 15.0
 """A viewer is sent something this often, so that one who is gone is noticed."""
 RUNNING = 8
-"""Records that are being measured, of which a line tells: more are not read, however long they take."""
+"""A line tells of so many records that are being measured: more are not read, however long they take."""
 FORGOTTEN_S = 7 * 86400.0
-"""How long a grid or a search that was cut short is shown as unfinished."""
+"""A grid or a search that was cut short is shown as unfinished for so long."""
 _FRAMES = "base-uri 'none'; frame-ancestors 'none'"
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -145,10 +145,10 @@ class LiveState(Frozen):
     lines: tuple[str, ...] = ()
     """These say what is being measured, a line each."""
     stored: int = 0
-    """Records in the history."""
+    """The history has so many records."""
     latest: str | None = None
     problem: str | None = None
-    """Why the history cannot be read at the moment."""
+    """This says why the history cannot be read at the moment."""
 
 
 def look(kept: History) -> LiveState:
@@ -164,7 +164,8 @@ def _line(*words: str) -> str:
 
 
 def _activity_line(activity: Activity) -> str:
-    """How far a grid, a search or a watched script is. One that was cut short goes on with the same command, but a script does not."""
+    """Returns how far a grid, a search or a watched script is. One that was cut short goes on with the same command, but a script does
+    not."""
     name, elapsed_s = f"{activity.kind} {activity.name}", time.time() - activity.begun_at
     if activity.is_over:
         is_shown = activity.kind != "watch" and elapsed_s < FORGOTTEN_S
@@ -229,7 +230,8 @@ async def live(workspace: Workspace, shared: Shared) -> AsyncIterator[bytes]:
 
 
 def make_app(workspace: Workspace, names: Sequence[str] = (), token: str | None = None) -> Any:
-    """The ASGI application: which address shows what, to requests for this machine by one of its names, from no other site, and with the token if there is one."""
+    """Returns the ASGI application: which address shows what, to requests for this machine by one of its names, from no other site, and
+    with the token if there is one."""
     try:
         from starlette.applications import Starlette
         from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser

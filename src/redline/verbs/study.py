@@ -33,7 +33,7 @@ from redline.verbs.workspace import Workspace, specs_of, use
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 EXAMPLE = "example"
-"""The experiment that `--new` copies: short, runnable, and with a comment for each thing that a file can say."""
+"""This is the experiment that `--new` copies. It is short and runnable, and has a comment for each thing that a file can say."""
 MOST_WORKERS = 4
 """Loader workers that `workers = "auto"` takes at most; below that, one for every two processors."""
 
@@ -137,7 +137,7 @@ def study(
 
 
 def _new_experiment(path: Path) -> Result:
-    """A commented example, ready to run; a file that is there stays as it is."""
+    """Writes a commented example, ready to run; a file that is there stays as it is."""
     if path.exists():
         raise UsageError(f"{path} is there already: give the name of a new file")
     try:
@@ -170,7 +170,7 @@ def _resolved(table: Mapping[str, Any], workspace: Workspace, where: str) -> dic
 
 
 def _gpu(asked: str, workspace: Workspace) -> str | None:
-    """The GPU that was asked for or is there; None where there is none. One that was asked for by name must be there."""
+    """Returns the GPU that was asked for or is there, or None where there is none. One that was asked for by name must be there."""
     if asked == "cpu":
         return None
     try:

@@ -53,7 +53,7 @@ SHOWN = 5
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
-    """Several as a person writes them: a list, or a text with commas."""
+    """Returns several words as a person writes them: a list, or a text with commas."""
     given = value.split(",") if isinstance(value, str) else value
     return tuple(word.strip() for word in given)
 
@@ -75,7 +75,7 @@ class TuneResult(Result):
 
     @property
     def recipe(self) -> str:
-        """The winner's; raises where nothing is surely faster than the baseline."""
+        """Returns the winner's recipe; raises where nothing is surely faster than the baseline."""
         if self.winner is None:
             raise UsageError("the search found no recipe that is surely faster than the baseline; print it to see why")
         return self.winner.recipe
@@ -87,7 +87,7 @@ class TuneResult(Result):
 
     @property
     def plain(self) -> PlainRecipe:
-        """The winner outside of any measurement: `redline.recipe(...)` for this workload."""
+        """Returns the winner outside of any measurement: `redline.recipe(...)` for this workload."""
         workload, device = self.tune.tune.spec.workload, self.tune.tune.spec.device
         return recipe(self.recipe, task=workload.task, optimizer=workload.optimizer, device=device)
 
@@ -103,9 +103,9 @@ class TuneResult(Result):
     def training_step(
         self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any
     ) -> Callable[[Any, Any], Any]:
-        """The winner of a search for training: a function of inputs and targets that does one whole step.
+        """Returns the winner of a search for training: a function of inputs and targets that does one whole step.
 
-        Made for inputs like these, a dict of keywords among others; None: those of the search.
+        It is made for inputs like these, a dict of keywords among others. With None it is made for those of the search.
         """
         if inputs is None:
             inputs = self._inputs_or("training_step(model, loss, inputs, targets)")
@@ -227,7 +227,7 @@ def _search(
     jobs: int | None,
     clock: Clock,
 ) -> TuneResult:
-    """Search, or continue a search; without a budget, for as long as the model costs."""
+    """Searches, or continues a search; without a budget, for as long as the model costs."""
     history, ledger = workspace.history, workspace.history.tunes()
     searches = KeptSearches(ledger)
     with ledger.held(name):
@@ -440,7 +440,7 @@ DISTURBANCES = ("shared-cpu", "shared-gpu", "throttled", "others-at-work")
 MUCH_DOUBLE = 0.2
 """A model that computes with 64 bits in this share of its operators' time does so on purpose."""
 DIGITS = {"bf16": 2, "fp16": 3, "tf32": 3}
-"""Decimal digits that a number format keeps, about."""
+"""A number format keeps about so many decimal digits."""
 LEFT_OUT_OF_COMPARISON = ("masked-positions", "one-input-set")
 """Codes of notes that say what the comparison of outputs leaves out."""
 

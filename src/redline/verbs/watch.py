@@ -82,7 +82,7 @@ from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 
 STATUS_S = 5.0
-"""How often the standing of the script is read and told."""
+"""The standing of the script is read and told this often."""
 BLOCK_STEPS, MOST_BLOCKS = 1000, 100
 """A record keeps at most so many blocks of so many steps, spread evenly over the run."""
 INTERRUPTS = (-2, -15, 130, 143)
@@ -306,7 +306,7 @@ class Alarm:
 
 
 class Watch:
-    """A loop in this program, watched: `with redline.watch() as watch: …`; afterwards `watch.result`."""
+    """This is a loop in this program that is watched: `with redline.watch() as watch: …`; afterwards `watch.result`."""
 
     def __init__(self, name: str | None, profiles: bool, workspace: Workspace | None) -> None:
         self._name, self._profiles, self._workspace = name, profiles, workspace
@@ -407,7 +407,7 @@ def _callback(base: Any, begins: Sequence[str], ends: Sequence[str], options: di
 
 @dataclass(frozen=True)
 class Seen:
-    """All that was observed of one run."""
+    """This is all that was observed of one run."""
 
     name: str
     command: tuple[str, ...]
@@ -419,7 +419,7 @@ class Seen:
 
     @property
     def broken(self) -> str:
-        """Why watching ended before the script did; empty where it did not."""
+        """This says why watching ended before the script did. It is empty where it did not."""
         return next((str(log.facts["broken"]["error"]) for log in self.logs if "broken" in log.facts), "")
 
 
@@ -590,7 +590,7 @@ def _digest(words: Iterable[str]) -> str:
 
 
 def _blocks(seen: Seen, steps: Steps) -> list[Block]:
-    """The counted steps in pieces; of a long run some pieces."""
+    """Returns the counted steps in pieces; of a long run it returns some pieces."""
     kept = np.flatnonzero(steps.counted)
     pieces = np.array_split(kept, -(-len(kept) // BLOCK_STEPS))
     return [

@@ -37,7 +37,7 @@ RULE = "-" * 72
 
 
 class Walk(Frozen):
-    """The results file: what is known of the exercises that were done on one machine."""
+    """A walk is the results file: what is known of the exercises that were done on one machine."""
 
     device: str
     device_name: str

@@ -1,4 +1,4 @@
-"""The workspace: the door, the history and the observer of one command, opened when first needed and closed once."""
+"""A workspace has the door, the history and the observer of one command. They are opened when first needed and closed once."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Workspace:
     # The door
 
     def door(self, launch: LaunchSpec | None = None) -> Door:
-        """The door that was handed in, else the one `launch` asks for; each is opened once."""
+        """Returns the door that was handed in, else the one `launch` asks for; each is opened once."""
         if self._door is not None:
             return self._door
         launch, opened = launch or LaunchSpec(), self._opened
@@ -124,7 +124,7 @@ class Workspace:
         return opened.doors[launch]
 
     def ask(self, question: Question, answer: type[R], launch: LaunchSpec | None = None) -> R:
-        """Ask a bench of its own; the observer hears where it is. A failure raises `BenchError`."""
+        """Asks a bench of its own; the observer hears where it is. A failure raises `BenchError`."""
         session = self.door(launch).open()
         try:
             reply = session.ask(Ask(question=question), self._tell_asked)
@@ -149,7 +149,7 @@ class Workspace:
         return self.ask(AskCheck(specs=tuple(specs)), CheckedSpecs, specs[0].launch).answers
 
     def checked(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The specs with their devices resolved; raises the first mistake."""
+        """Returns the specs with their devices resolved; raises the first mistake."""
         if not specs:
             raise UsageError("nothing to measure: name at least one model and one recipe")
         answers = self.answers(specs)
@@ -176,7 +176,7 @@ class Workspace:
 
     @property
     def history(self) -> History:
-        """The history, open for writing; one in memory where nothing is kept."""
+        """Returns the history, open for writing; it is one in memory where nothing is kept."""
         opened = self._opened
         if not self.keeps:
             opened.scratch = opened.scratch or opened.stack.enter_context(History.open(":memory:"))
@@ -206,7 +206,7 @@ class Workspace:
 
     @contextmanager
     def reading(self) -> Iterator[History]:
-        """The history, for reading: creates no file and no table."""
+        """Returns the history, for reading: it creates no file and no table."""
         if self._opened.history is not None:
             yield self._opened.history
             return
@@ -247,7 +247,7 @@ class Workspace:
         return lambda record: found.get(keys.get(record.id, ""))
 
     def device_ceilings(self, device: str, threads: int | None = None, *, fresh: bool = False) -> Ceilings:
-        """The ceilings of a device: from the history, or measured now and kept there.
+        """Returns the ceilings of a device: from the history, or measured now and kept there.
 
         What was measured on a busy machine is measured again, and each figure is then the best that was seen.
         """
@@ -268,7 +268,7 @@ class Workspace:
 
 
 def use(workspace: Workspace | None) -> AbstractContextManager[Workspace]:
-    """The caller's workspace, left open; or a new one for this call, closed at its end."""
+    """Returns the caller's workspace, which is left open, or a new one for this call, closed at its end."""
     return Workspace() if workspace is None else nullcontext(workspace)
 
 
@@ -334,7 +334,7 @@ def described_model(
 
 
 def _handed_over(workspace: Workspace, live: Any, name: str, model: Any) -> tuple[dict[str, Any], Workspace]:
-    """As a file that a worker can open, or in this process."""
+    """Returns what hands the model over: as a file that a worker can open, or in this process."""
     artifact = workspace.artifact(live)
     if artifact is not None:
         return {"model": name, "artifact": artifact}, workspace

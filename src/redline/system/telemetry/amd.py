@@ -1,4 +1,4 @@
-"""AMD's management library: what the driver says about one card. Every figure may be missing.
+"""This module asks AMD's management library what the driver says about one card. Every figure may be missing.
 
 Written from documentation and recorded outputs: it has not been tested on AMD GPUs.
 """
@@ -30,7 +30,7 @@ def open_amd_cards(pci_address: str | None = None) -> list[AmdCard]:
 
 
 class AmdCard(Card):
-    """amdsmi's view of one card. Figures come as numbers, as "N/A", or not at all (odd dies of an MI250X)."""
+    """This is amdsmi's view of one card. Figures come as numbers, as "N/A", or not at all (odd dies of an MI250X)."""
 
     def __init__(self, smi: Any, handle: Any) -> None:
         self._smi = smi

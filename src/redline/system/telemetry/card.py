@@ -9,7 +9,7 @@ import psutil
 
 
 class Card:
-    """One GPU, as its driver knows it. Every figure may be None, which is unknown; a vendor's library need not have them all."""
+    """A card is one GPU, as its driver knows it. Every figure may be None, which is unknown; a vendor's library need not have them all."""
 
     def name(self) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""NVIDIA's management library: what the driver says about one card. Every figure may be missing on some card."""
+"""This module asks NVIDIA's management library what the driver says about one card. Every figure may be missing on some card."""
 
 from __future__ import annotations
 
