@@ -19,6 +19,7 @@ from redline.model.units import exact_bytes
 from redline.model.work import Ceilings
 
 SUGGESTED = 2
+"""At most so many recipes are suggested, so that a reader has something to choose from and little to read."""
 FASTER_FORMAT = 1.3
 """A format has to be this much faster than fp32 in products: casting costs time too."""
 FORMATS = {

@@ -29,9 +29,11 @@ from redline.model.units import format_bytes, format_rate
 Purpose = Literal["largest", "knee", "slo"]
 
 SLO_CONFIDENCE = 0.95
+"""A batch is said to keep the target with this confidence, which holds for all batches of a search together."""
 SLO_TESTS = 8
 """At most this many batches are compared with the target; the error probability is divided among them."""
 CLEARLY_FASTER = 1.03
+"""A batch is clearly faster than another if its throughput is more than this many times the other's."""
 FEWEST_BATCHES = 3
 """A knee needs so many batches: two points always lie on a line, so a knee through them would have no evidence. None of three is left
 out."""

@@ -43,6 +43,7 @@ QUIET = 0.05
 MOST_WAITED = 0.98
 """If it waited longer than this share of a block, nothing is known of the time it takes undisturbed."""
 FEWEST_QUIET_ROUNDS = 3
+"""If at least so many rounds were quiet on both sides, a ratio is made of these alone."""
 NO_PROCESSOR_LEFT = 0.95
 """If others took this share of what the worker left to them, they probably also took some of what it wanted."""
 

@@ -29,6 +29,7 @@ from redline.model.work import Ceilings
 HOST_BOUND_SHARE = 0.9
 """Issuing a step takes this share of the step or more: the device waits for the host."""
 DATA_WAIT_SHARE = 0.1
+"""A training that waits for its loader for this share of the time or more is said to wait for data."""
 MEMORY_BOUND_BANDWIDTH = 0.8
 """This is a share of the peak, as counters report it; more is hardly ever reached."""
 _ISSUED_FREELY = 3

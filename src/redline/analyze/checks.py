@@ -15,7 +15,9 @@ from redline.model.record import Numerics, RunRecord
 CheckName = Literal["memory", "numerics", "compile", "graph-breaks"]
 
 MEMORY_THRESHOLD = 0.05
+"""Memory may grow by this share, unless another threshold is asked for."""
 COMPILE_THRESHOLD = 0.2
+"""The time to compile may grow by this share, unless another threshold is asked for."""
 NUMERICS_GROWTH = 2.0
 """The error may grow to this many times that of the baseline: rounding alone changes it by less."""
 SAME_OUTPUTS = 1e-4

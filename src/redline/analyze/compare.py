@@ -32,8 +32,11 @@ WORST_FIRST: tuple[ComparisonVerdict, ...] = ("invalid", "slower", "incomparable
 Basis = Literal["interleaved", "replicates", "single runs", "none"]
 
 P95_BAND = 0.05
+"""A p95 is the same on both sides if the interval of its ratio lies within this band."""
 MEMORY_BAND = 0.01
+"""Memory that differs by this share or less is the same."""
 FEWEST_REPLICATES = 3
+"""With fewer processes a side, what differs between processes is allowed for instead of being measured."""
 ALLOWANCE = {"cpu": 0.25}
 OTHER_ALLOWANCE = 0.10
 """Two processes of one recipe may differ so much, where too few were run to see it. On a GPU two were seen 4 % apart, each steady to 0.2 %;

@@ -33,6 +33,7 @@ GateVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable"
 GateBasis = Literal["interleaved", "stored", "none"]
 
 THRESHOLD = 0.03
+"""The gate must catch a slowdown of this share, unless another threshold is asked for."""
 LOOKS = {5: 0.992, 6: 0.9955, 7: 0.9955, 8: 0.9955, 10: 0.994, 12: 0.994, 15: 0.992, 18: 0.992, 22: 0.99, 27: 0.989, 33: 0.987, 40: 0.986, 48: 0.985}  # fmt: skip
 """The numbers of processes at which a verdict may be drawn, with the confidence that each look needs.
 

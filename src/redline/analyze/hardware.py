@@ -28,7 +28,9 @@ Maker = Literal["nvidia", "amd", "other"]
 
 _ARCHITECTURE = re.compile(r"(?:^|\W|_)(?:sm|cutlass|Policy)_?(\d{2,3})(?=_|>|,|\W|$)|^(volta|turing|ampere|hopper)_")
 _FAMILIES = {"volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "hopper": (9, 0)}
+"""These are the compute capabilities of the families that kernels of NVIDIA's libraries name."""
 _MOST_NAMES = 1000
+"""At most so many names of kernels are looked at, because more would hardly tell anything else."""
 _AMD_KERNELS = ("Cijk_", "igemm_", "miopen", "gfx9")
 
 

@@ -139,7 +139,7 @@ def _of_tasks(declared: Declared, tasks: tuple[str, ...]) -> Declared:
 
 
 def run_verb(function: Any, asked: dict[str, Any], output: Output) -> int:
-    """Calls the verb in a workspace with a live display, and print what it returns. The value is the exit code.
+    """Calls the verb in a workspace with a live display, and prints what it returns. The value is the exit code.
 
     A verb without a parameter `workspace` is called as it is. One that returns a number has printed for itself. After Ctrl-C the rows
     that were finished are printed.
@@ -242,7 +242,7 @@ def tell(words: str) -> None:
 # Help
 
 KINDS = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH"}
-"""The help calls values of options so that have no name of their own."""
+"""The help shows these words for values of options that have no name of their own."""
 _KINDS = re.compile(r"<(?:list\[)?(str|int|float|path)\]?>")
 _UNBROKEN = "\u2011"
 """A hyphen at which no line is broken."""

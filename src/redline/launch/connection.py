@@ -49,13 +49,17 @@ from redline.model.spec import LaunchSpec
 LONGEST_LOOK_S = 1.0
 """The log of a silent worker is trimmed this often. A timeout may also be longer than `poll` can count."""
 ASK_TIMEOUT_S = 180.0
+"""A question must be answered within this time."""
 END_TIMEOUT_S = 5.0
 """A worker that has hung up must end within this time."""
 GRACE_S = 3.0
 """After the first rank has failed, the others have this long to say whether they failed too, or where they are."""
 LOG_TAIL_BYTES = 4000
+"""So many bytes from the end of a log are read to say what a worker last wrote."""
 LOG_LIMIT_BYTES = 16 << 20
+"""A log that is longer is trimmed, because a model may print in every step."""
 LOG_KEPT_BYTES = 64 << 10
+"""So many bytes of a trimmed log are kept, from its end."""
 PRINTED_LINES = 20
 """A record keeps this many lines of what its worker printed."""
 _VMSTAT = Path("/proc/vmstat")

@@ -26,7 +26,9 @@ from redline.system.processes import keep_standard_descriptors
 START_TIMEOUT_S = 180.0
 """Importing torch from a slow disk takes minutes."""
 REPLY_TIMEOUT_S = 120.0
+"""A supervisor must have started a worker within this time."""
 LEAVE_TIMEOUT_S = 20.0
+"""We wait so long for a process to end after it was told to."""
 SOURCE = str(Path(__file__).parents[2])
 """This is the folder that holds Redline."""
 SAFE_IMPORT = {
@@ -37,6 +39,7 @@ SAFE_IMPORT = {
 }
 """These variables are set while a supervisor imports torch; its workers have those of the desk."""
 _MOST_BYTES = 1 << 16
+"""A message of a supervisor has at most so many bytes."""
 _MAIN = "import sys; sys.path.append(sys.argv[2]); from redline.bench.supervisor import main; main(sys.argv)"
 """The folder of Redline comes last: nothing else in it is to hide a module of Python's."""
 

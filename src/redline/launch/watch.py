@@ -25,6 +25,7 @@ START = Path(redline.__file__).parent / "bench" / "watch" / "start"
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 FROM_A_TERMINAL = ("SIGINT", "SIGQUIT")
 TICK_S = 0.2
+"""While the script runs, `on_tick` is called this often."""
 
 
 def script_command(words: Sequence[str]) -> list[str]:

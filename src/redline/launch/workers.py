@@ -33,12 +33,15 @@ from redline.model.spec import LaunchSpec, RunSpec
 CALL_TIMEOUT_S = 180.0
 """All workers must call within this time: a profiler or torchrun and they have to start and to import torch."""
 HELLO_TIMEOUT_S = 10.0
+"""A worker that has called must say who it is within this time."""
 FOLLOW_UP_TIMEOUT_S = 600.0
+"""A command that is run after another must end within this time."""
 LOOK_EVERY_S = 0.2
+"""While we wait for workers to call, we look this often whether what started them still runs."""
 TOKEN = "REDLINE_TOKEN"
 """The word by which ranks on other machines are known. Set it on all of them, or none can call."""
 RANKED = "REDLINE_RANKED"
-"""`redline.bench.worker` has the same name, but the desk does not import that."""
+"""`redline.bench.worker` has the same word; the desk does not import that module."""
 WORKER = "redline.bench.worker"
 _MAIN = (
     "import sys; sys.path.insert(0, sys.argv[1]); import redline; del sys.path[0], sys.argv[1]; "
@@ -246,7 +249,7 @@ def reserved_port() -> socket.socket:
 
 
 def run_script(launch: LaunchSpec, requests: Sequence[Request], folder: Path, timeout_s: float) -> None:
-    """Writes a script of requests to a file, which a worker behind a command follows each time the command starts it."""
+    """Runs the command in front of a worker. The worker follows a script from a file each time the command starts it."""
     script = folder / "requests.msgpack"
     script.write_bytes(write_script(requests))
     tool = launch.command_prefix[0]

@@ -31,6 +31,7 @@ from redline.model.units import counted, format_bytes
 from redline.model.work import Ceilings
 
 KEY_LENGTH = 24
+"""A key keeps so many hexadecimal digits of its hash: these are 96 bits, so that no two keys collide by chance."""
 NOT_OF_THE_WORKLOAD = ("artifact",)
 """It says where a pickled model lies; its hash says what it is."""
 NOT_OF_THE_DATA = ("folder", "download", "loader_timeout_s")

@@ -23,7 +23,9 @@ MACHINE_FOLDER = Path("/tmp/redline-locks")
 SHARED_FOLDER_MODE = 0o1777
 """Everybody may add a lock; only its owner may remove it."""
 SHARED_FILE_MODE = 0o666
+"""Everybody may open a lock that somebody else has made."""
 POLL_S = 0.2
+"""Who waits for a lock looks at it this often."""
 LOCKS = Path("/proc/locks")
 """Linux lists here which process holds a lock on which file, whoever owns it."""
 

@@ -20,6 +20,7 @@ STRAYS_END_S = 5.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+"""Both numbers are those of Linux's `prctl`, for which Python has no names."""
 
 
 def give_way() -> None:

@@ -25,6 +25,7 @@ from redline.trace.decode import read_trace, read_traces
 from redline.verbs.workspace import Workspace, use
 
 DEFAULT_STEPS = 3
+"""So many steps are captured unless more are asked for."""
 TIMED_BLOCKS = 3
 """Blocks without the profiler come first, so that the cost of profiling is known."""
 TIMED_SECONDS = 1.0

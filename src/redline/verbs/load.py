@@ -48,6 +48,7 @@ MOST_REFINEMENTS = 9
 AGAIN = 2.0
 """The rate that seems to be sustained is offered again, with other arrivals, for this many times as long."""
 MOST_AGAIN = 4
+"""The limit is looked for, and offered again, at most this often."""
 
 RATIO = Figure(name="ratio", unit="x", header="vs first", better="higher", doc="Over the rate of the first recipe.")
 
@@ -190,7 +191,7 @@ class _Load(OneRecord):
             self.stopped = "target"
 
     def _find_limit(self, session: Session) -> bool:
-        """Returns the highest rate that is sustained, offered once more, or False where the worker broke.
+        """Finds the highest rate that is sustained, and offers it once more. Returns False where the worker broke.
 
         Of many rates, the highest that held may have been lucky.
         """

@@ -32,6 +32,7 @@ Look = Mapping[str, Any]
 SATURATED = 0.95
 """A device that was busy for this share of the time between two looks has nothing to give any more."""
 LOOKS_KEPT = 100_000
+"""Only so many of the latest looks are kept, so that a monitor that runs for days does not fill the memory."""
 FIGURES = {
     name: Figure(name=name, unit=unit, header=header)
     for name, unit, header in (

@@ -38,7 +38,7 @@ class Chosen:
         self._ids: set[str] = set()
         self.notes: list[Note] = []
         self.tunes: list[TuneSummary] = []
-        """These are the searches that all of their records are here of, newest last."""
+        """These are the searches of which all records are here, newest last."""
         self.only_files = False
         """It is true if all records were read from files, so that nothing else in this user's history belongs to them."""
         self._ceilings: list[CeilingsOf] = []

@@ -50,6 +50,7 @@ REPORTED = 500
 SHOWN_POINTS = 200
 """A page of a series lists so many of its latest records."""
 LONGEST_HEADERS = 16384
+"""The head of a request has at most so many bytes."""
 FRESH_S = 1.0
 """A page, or a look at what is being measured, is served again for so long before it is made anew."""
 SLOWEST_REQUEST_S = 10.0

@@ -86,6 +86,7 @@ STATUS_S = 5.0
 BLOCK_STEPS, MOST_BLOCKS = 1000, 100
 """A record keeps at most so many blocks of so many steps, spread evenly over the run."""
 INTERRUPTS = (-2, -15, 130, 143)
+"""These exit codes say that SIGINT or SIGTERM ended the script. A shell adds 128 to the number of the signal."""
 FEWEST_STEPS = 20
 """The alarm compares pieces of the run that have at least so many steps."""
 NOTHING_SEEN = (

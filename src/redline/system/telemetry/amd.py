@@ -77,6 +77,7 @@ def words(value: Any) -> str | None:
 
 
 _ALL_ONES = (float(0xFFFF), float(0xFFFFFFFF), float(0xFFFFFFFFFFFFFFFF))
+"""The library gives one of these, of 16, 32 or 64 bits, where a sensor is missing."""
 
 
 def number(value: Any) -> float | None:
