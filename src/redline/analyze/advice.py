@@ -146,7 +146,7 @@ def options_of(command: str, spec: RunSpec) -> str:
 
 
 def bare_step(record: RunRecord) -> RunSpec | None:
-    """Returns one step of a training on data, as other commands do measure it; None where the images of the data cannot stand for its
+    """Returns one step of a training on data, as other commands do measure it, or None where the images of the data cannot stand for its
     inputs: the loaders are the user's own, or the training was never prepared."""
     train, info = record.spec.train, record.prepared.data if record.prepared else None
     if train is None or ":" in train.data.name or info is None or len(info.shape) != 3:
@@ -158,7 +158,7 @@ def bare_step(record: RunRecord) -> RunSpec | None:
 
 
 def tuning_command(record: RunRecord) -> str | None:
-    """Returns the command that is looking for a faster recipe for the step of a training; None where no command line can name it."""
+    """Returns the command that is looking for a faster recipe for the step of a training, or None where no command line can name it."""
     step, prepared = bare_step(record), record.prepared
     return command_line("tune", step, batch=prepared.workload.batch, recipes=()) if step and prepared else None
 

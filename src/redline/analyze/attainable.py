@@ -24,7 +24,7 @@ class ClassLimit(Frozen):
     attainable_s: float
     """The sum of what each operator needs by itself."""
     limited_by: LimitedBy | None
-    """Most of that time is spent on this; None where a number format has no ceiling, so that its products are not in the time."""
+    """Most of that time is spent on this. It is None where a number format has no ceiling, so that its products are not in the time."""
     measured_s: float | None = None
     """This is for one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
 

@@ -83,7 +83,7 @@ class BatchTrial:
 
     @property
     def needed_bytes(self) -> int | None:
-        """Returns what must fit: the least a step ran with, on a CPU all that the worker held. None where it did not fit."""
+        """Returns what must fit: the least a step ran with, on a CPU all that the worker held. It is None where it did not fit."""
         return self.memory.needed_bytes if self.fits else None
 
     @property
@@ -166,7 +166,7 @@ class BatchSummary:
 
     @property
     def max_batch(self) -> int | None:
-        """Returns the largest that ran in its own process; None where none did."""
+        """Returns the largest that ran in its own process, or None where none did."""
         return max((trial.batch for trial in self.fitting), default=None)
 
     @property
@@ -274,7 +274,7 @@ class Saturation(Frozen):
 
 
 def saturation(points: Sequence[tuple[int, float]]) -> Saturation | None:
-    """Returns the curve through the seconds of device-bound steps by batch; None where two batches are missing.
+    """Returns the curve through the seconds of device-bound steps by batch, or None where two batches are missing.
 
     Below some batch a step takes what its kernels take to start and to end, and hardly less for fewer items. Where one
     line does not describe all points, the smallest batches are left out: the limit is a matter of the large ones.

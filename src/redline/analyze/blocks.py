@@ -69,7 +69,7 @@ def waited_s(record: RunRecord, blocks: Sequence[Block]) -> float:
 
 
 def _waited_shares(record: RunRecord, kind: TimeKind) -> dict[int, float]:
-    """Returns how much of each round's time was waited for a processor, by all threads together; nothing for what is not on a CPU."""
+    """Returns how much of each round's time was waited for a processor, by all threads together, or nothing for what is not on a CPU."""
     if device_kind(record) != "cpu":
         return {}
     rounds: dict[int, list[Block]] = {}
@@ -113,7 +113,7 @@ def latency_blocks(record: RunRecord) -> list[Block]:
 
 
 def shift(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
-    """Returns the logarithm of contended time over solo time; None where there is no clear shift.
+    """Returns the logarithm of contended time over solo time, or None where there is no clear shift.
 
     By blocks of this kind, or of the other kind where only those were timed solo. Medians, so that an outlier does not
     hide it.
@@ -318,7 +318,7 @@ def _steps(blocks: Iterable[Block]) -> int:
 
 
 def phase_medians(record: RunRecord) -> dict[str, float] | None:
-    """Returns the median of each phase of a training step; None for inference."""
+    """Returns the median of each phase of a training step, or None for inference."""
     if record.spec.workload.task == "infer":
         return None
     pooled: dict[str, list[float]] = {}

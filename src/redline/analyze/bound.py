@@ -118,7 +118,7 @@ LIMITS = {rule.code: rule.limit for rule in RULES}
 
 
 def first_limit(record: RunRecord, ceilings: Ceilings | None, *codes: str) -> Bound | None:
-    """Returns what the first finding of these rules says, of all where none is named; None where there is none."""
+    """Returns what the first finding of these rules says, of all where none is named, or None where there is none."""
     rules = (rule for rule in RULES if not codes or rule.code in codes)
     for first in findings_of(rules, RecordFacts(record, ceilings)):
         return Bound(label=LIMITS[first.code] or "unknown", evidence=note(cast("Code", first.code), first.evidence))
@@ -150,7 +150,7 @@ def bound_of_counters(bandwidth_share: float | None) -> Bound:
 
 
 def host_share(record: RunRecord) -> float | None:
-    """Returns the host time that is needed to issue a step over the time of a step; None where nothing is issued ahead or kept."""
+    """Returns the host time that is needed to issue a step over the time of a step, or None where nothing is issued ahead or kept."""
     blocks = timed_blocks(record, "throughput")
     issues = list(chain.from_iterable(_free_issues(block) for block in blocks))
     steps = list(chain.from_iterable(block.samples for block in blocks))

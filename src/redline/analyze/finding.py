@@ -79,7 +79,7 @@ F = TypeVar("F", bound=Facts)
 class Rule(Generic[F]):
     code: str
     removes: Callable[[F], Removal | None]
-    """Returns what is gone with the cause; None where the facts do not show it."""
+    """Returns what is gone with the cause. It is None where the facts do not show it."""
     says: str | Callable[[F, Removal], str]
     """This is the evidence. The facts at hand fill the gaps of a text, here and in the change."""
     change: str | Callable[[F, Removal], Advice | str] = ""

@@ -143,7 +143,7 @@ def confidence_after(processes: int) -> float:
 
 
 def _between_sessions(records: Sequence[RunRecord], confidence: float) -> float:
-    """Returns how far one more session may lie from those that are stored; 0 where too few say so."""
+    """Returns how far one more session may lie from those that are stored, or 0 where too few say so."""
     timed = sorted((record.created_at, math.log(s)) for record in records if (s := valid_step_s(record)))
     starts = sessions([moment for moment, _ in timed])
     means = [fmean(log for _, log in timed[a:b]) for a, b in pairwise([*starts, len(timed)])]

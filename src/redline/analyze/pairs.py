@@ -139,7 +139,7 @@ def bounds(logs: Sequence[PairedLog], half: float) -> Ratio:
 
 
 def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None:
-    """Returns that of the mean log-ratio: over replicates, and within them; the wider counts. None with a single replicate."""
+    """Returns that of the mean log-ratio: over replicates, and within them; the wider counts. It is None with a single replicate."""
     count = len(logs)
     if count < 2:
         return None

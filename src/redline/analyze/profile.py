@@ -347,7 +347,8 @@ def _same_device(one: Trace, other: Trace) -> bool:
 
 
 def _missing(traces: Sequence[Trace], launched: int, record: RunRecord | None, has_device: bool) -> str:
-    """Returns what the traces do not hold of the program's time, so that nothing can be concluded from it; empty where they are whole."""
+    """Returns what the traces do not hold of the program's time, so that nothing can be concluded from it, or nothing where they are
+    whole."""
     cut = any(trace.lost.truncated and trace.lost.bytes for trace in traces)
     on_cpu = record is not None and record.spec.device.startswith("cpu")
     named = sorted({info.name for trace in traces for info in trace.devices if info.name})

@@ -76,7 +76,7 @@ class Roofline(Frozen):
     attainable_s: float
     """This is the roofline time: the longer of the two."""
     limited_by: LimitedBy | None
-    """The limit itself is from this; `bound` says what limits the step now. None where a number format has no ceiling."""
+    """The limit itself is from this; `bound` says what limits the step now. It is None where a number format has no ceiling."""
     unfused_s: float
     """This is what the operators need one by one, each at its own limit."""
     measured_s: float

@@ -114,7 +114,7 @@ def found_at(row: Any, places: str) -> Any:
 
 
 def metric_of(row: Measurement, name: str) -> Metric | None:
-    """Returns one figure of a measurement by its name; None where it is not known."""
+    """Returns one figure of a measurement by its name, or None where it is not known."""
     return next((made for figure, places in FIGURES if figure.name == name and (made := _metric(row, figure, places))), None)  # fmt: skip
 
 

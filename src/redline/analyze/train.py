@@ -213,7 +213,7 @@ def about_the_loader(record: RunRecord) -> str:
 
 
 def where_time_goes(training: TrainingSummary) -> str:
-    """Returns the share of each phase in words; empty if no step was timed."""
+    """Returns the share of each phase in words, or nothing if no step was timed."""
     return ", ".join(f"{name} {format_share(share)}" for name, share in training.phase_shares.items())
 
 

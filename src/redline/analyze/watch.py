@@ -721,7 +721,7 @@ def drift_of(steps: Steps) -> Drift | None:
 
 
 def growth_of(looks: Sequence[tuple[float, int]]) -> float | None:
-    """Returns by how many bytes per second the held memory grows, by times and bytes; None without steady growth.
+    """Returns by how many bytes per second the held memory grows, by times and bytes, or None without steady growth.
 
     The first third of the run fills caches. After it the least that was held rises from quarter to quarter, by 5 % and 16 MB at least.
     """

@@ -344,7 +344,7 @@ def setting_text(spec: RunSpec) -> str:
 
 
 def text_lengths(workload: WorkloadSpec) -> dict[str, int]:
-    """Returns prompt and new tokens of a generation, asked for or not; empty for other tasks."""
+    """Returns prompt and new tokens of a generation, asked for or not, or nothing for other tasks."""
     if workload.task != "generate":
         return {}
     return {

@@ -36,7 +36,7 @@ class Figure(Frozen):
     """A figure is a kind of number: its stable name, what a table calls it, its unit and which direction is better.
 
     Units are `s`, `B`, `x` (a ratio), `share` (of one), `change` (a signed share), `error` (relative, often tiny), `FLOP`, `count` (of many things, such as parameters), `B/s`, `FLOP/s`, `J`,
-    `W`, `Hz`, `°C`, or empty for a plain number; `{item}/s` is a rate of the items that the workload counts.
+    `W`, `Hz`, `°C`, or nothing for a plain number; `{item}/s` is a rate of the items that the workload counts.
     """
 
     name: str
@@ -220,7 +220,7 @@ class Row(Frozen):
         return name in self.facts or any(metric.name == name for metric in self.metrics)
 
     def cell(self, name: str) -> str:
-        """Returns what stands in a table under this name; empty where the row has nothing of that name."""
+        """Returns what stands in a table under this name, or nothing where the row has nothing of that name."""
         found = self.get(name)
         return "" if found is None else "yes" if found is True else "no" if found is False else str(found)
 

@@ -446,7 +446,7 @@ class Position(Frozen, tag=True):
     waits: bool
     """It waits for other ranks, as far as its innermost call tells."""
     where: str = ""
-    """The line of the user's own code it is in; empty where it is in none."""
+    """This is the line of the user's own code it is in. It is empty where it is in none."""
 
 
 class SqueezeReply(Frozen, tag=True):

@@ -139,8 +139,8 @@ class Numerics(Frozen):
     """
     number_format: str = "fp32"
     rel_error: float | None = None
-    """‖Δ‖/‖y‖: the distance from the reference over the size of the reference. None in records of older versions, and
-    where only integers or texts are compared."""
+    """This is ‖Δ‖/‖y‖: the distance from the reference over the size of the reference. It is None in records of older versions, and where only
+    integers or texts are compared."""
     rel_l2: float | None = None
     """The signal error: the distance over the part of the reference that depends on the input, which is stricter and what
     the verdict goes by. A value that is not finite is None here, and `finite` is False."""
@@ -341,7 +341,7 @@ class Prepared(Frozen):
     step_synchronises: bool | None = None
     """If True, one step waits for the device by itself, and issue time then says nothing about the host."""
     operators_share: float | None = None
-    """The share of an eager step on a CPU that is spent in operators; the rest is Python. None where it was not looked at."""
+    """This share of an eager step on a CPU is spent in operators; the rest is Python. It is None where it was not looked at."""
     isolated: bool = True
     applicable: tuple[str, ...] = ()
     """Model and device allow these recipes, the most promising first. None of them was run."""
@@ -404,7 +404,7 @@ class Block(Frozen):
     cpu_s: Seconds | None = None
     """The worker took so many CPU seconds meanwhile, all its threads together."""
     waited_s: Seconds | None = None
-    """For so many seconds its threads were ready to run and had no processor; None where the system does not tell."""
+    """For so many seconds its threads were ready to run and had no processor. It is None where the system does not tell."""
     others_cpu_s: Seconds | None = None
     """Everything else on the machine took so many CPU seconds meanwhile."""
     busiest: tuple[str, ...] = ()

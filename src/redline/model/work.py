@@ -171,7 +171,7 @@ class Facts(Frozen):
     layers: dict[LayerKind, LayerShare] = {}
     """Kinds that did not run are missing."""
     activated: LayerShare | None = None
-    """ReLU or GELU right behind a linear layer with a bias, which one kernel can do with it; None where there is none."""
+    """This is a ReLU or GELU right behind a linear layer with a bias, which one kernel can do with it. It is None where there is none."""
     operators: tuple[OperatorShare, ...] = ()
     """Records of earlier versions have those here that took most of the time, the longest first."""
     kinds: dict[OperatorKind, float] = {}
@@ -205,7 +205,7 @@ class Facts(Frozen):
     step_s: float | None = None
     """One step takes so many seconds in the steady state, if it is waited for."""
     host_s: float | None = None
-    """The host needs so many seconds to issue one step; None where nothing runs ahead of the host."""
+    """The host needs so many seconds to issue one step. It is None where nothing runs ahead of the host."""
     device_s: float | None = None
     """The device has work for so many seconds of one step, by the sum of its operators."""
     page_faults: float | None = None
@@ -295,7 +295,7 @@ class MemoryHolder(Frozen):
     """A module that holds memory at the peak."""
 
     module: str
-    """Its path; empty for the model itself and for what no module made."""
+    """This is its path. It is empty for the model itself and for what no module made."""
     bytes: int
     category: MemoryCategory
     """Most of it belongs to this category."""
@@ -328,7 +328,7 @@ class MemoryUse(Frozen):
     timeline: tuple[MemoryPoint, ...] = ()
     reserved_bytes: int | None = None
     fragments_bytes: int | None = None
-    """Reserved but not given out when most was given out; None without an allocator that tells."""
+    """So much was reserved but not given out when most was given out. It is None without an allocator that tells."""
 
 
 class MemoryRow(Frozen):

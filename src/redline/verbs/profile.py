@@ -214,7 +214,7 @@ def _imported(sources: Sequence[str | Path]) -> Profile:
 
 
 def captured_lanes(profile: Profile) -> Lanes | None:
-    """Returns the first trace of a profile as lanes of boxes; None where there is no trace file to read."""
+    """Returns the first trace of a profile as lanes of boxes, or None where there is no trace file to read."""
     named = profile.capture.trace if profile.capture is not None else next(iter(profile.sources), None)
     if not named or not Path(named).is_file() or not (profile.ranks or profile.operators):
         return None

@@ -196,7 +196,7 @@ def _lab(device: str, workspace: Workspace, quick: bool) -> Lab:
 
 
 def _kept(folder: Path, now: Walk) -> dict[int, Sheet]:
-    """Returns what an earlier walk on the same device found; nothing where there was none."""
+    """Returns what an earlier walk on the same device found, or nothing where there was none."""
     path = folder / DOCUMENT
     try:
         kept = msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["walk"], Walk)
