@@ -145,7 +145,7 @@ class BatchSummary:
 
     @property
     def row(self) -> Measurement:
-        """A row that says what all trials have in common, by one that ran if any did."""
+        """Returns a row that says what all trials have in common, by one that ran if any did."""
         rows = [trial.row for trial in self.trials]
         return next((row for row in rows if row.device_name and row.item), rows[0])
 
@@ -189,7 +189,7 @@ class BatchSummary:
 
     @property
     def slo_batch(self) -> int | None:
-        """The largest batch whose p95 keeps the target with 95 % confidence, unless a smaller one is clearly faster.
+        """Returns the largest batch whose p95 keeps the target with 95 % confidence, unless a smaller one is clearly faster.
 
         Only trials made for it count.
         """

@@ -99,7 +99,7 @@ class Latency(Frozen, frozen=True, kw_only=True):
 
 
 def timed_blocks(record: RunRecord, kind: TimeKind, *, rescaled: bool = True) -> list[Block]:
-    """The blocks of this kind that figures are computed from, rescaled to match the solo blocks."""
+    """Returns the blocks of this kind that figures are computed from, rescaled to match the solo blocks."""
     solo, contended = _sorts(record, kind)
     if not contended:
         return solo
@@ -158,7 +158,7 @@ def _part_of(block: Block, kind: TimeKind) -> Block:
 
 
 def metered_blocks(blocks: Iterable[Block]) -> list[Block]:
-    """Those whose joules are known and their own.
+    """Returns those whose joules are known and their own.
 
     A counter adds joules about a tenth of a second late. Where recipes take turns, a short block has part of what the
     block before it used; a solo block comes after work of its own process.
@@ -192,7 +192,7 @@ def round_medians_s(record: RunRecord, kind: TimeKind = "throughput", *, rescale
 def log_in_turns(
     first: RunRecord, other: RunRecord, kind: TimeKind = "throughput", *, rescaled: bool = True
 ) -> PairedLog | None:
-    """The logarithm of first over other by the rounds both have: by the undisturbed ones, where there are enough of them."""
+    """Returns the logarithm of first over other by the rounds both have: by the undisturbed ones, where there are enough of them."""
     rounds = [round_medians_s(record, kind, rescaled=rescaled) for record in (first, other)]
     waited = [_waited_shares(record, kind) for record in (first, other)]
     common = rounds[0].keys() & rounds[1].keys()

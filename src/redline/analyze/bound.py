@@ -139,7 +139,7 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
 
 
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
-    """The bound from a kernel table with hardware counters, which has no data about the host."""
+    """Returns the bound from a kernel table with hardware counters, which has no data about the host."""
     unknown = "a kernel table does not show what waits for what"
     if bandwidth_share is None:
         return Bound(label="unknown", evidence=note("kernel-table", unknown))
@@ -233,7 +233,7 @@ def is_fused(record: RunRecord | None) -> bool:
 
 
 def telling_host_share(record: RunRecord) -> float | None:
-    """The host's share of a step, where it says who waits for whom."""
+    """Returns the host's share of a step, where it says who waits for whom."""
     return host_share(record) if _issuing_tells(record) else None
 
 

@@ -66,7 +66,7 @@ class Facts(Protocol):
 
     @property
     def whole_s(self) -> float:
-        """The time of the steps, against which gains are held."""
+        """Returns the time of the steps, against which gains are held."""
 
     def words(self, gone: Removal, /) -> Mapping[str, str]:
         """Returns what is filled into the gaps of a rule's text."""

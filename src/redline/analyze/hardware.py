@@ -162,7 +162,7 @@ _TOLD_BY_OTHERS = frozenset(("elementwise", "copy", "communication", "other"))
 
 
 def slowest_operator(limits: Sequence[OperatorLimit]) -> OperatorLimit | None:
-    """The one with most time beyond what the device needs for it, of those to which more than half of their time is lost."""
+    """Returns the one with most time beyond what the device needs for it, of those to which more than half of their time is lost."""
     slow = [
         row for row in limits if row.efficiency is not None and row.efficiency < 0.5 and row.kind not in _TOLD_BY_OTHERS
     ]
@@ -212,7 +212,7 @@ def operator_limits(links: Sequence[Links], hardware: Hardware, ceilings: Ceilin
 def _fastest(
     sums: Mapping[tuple[str, str, OperatorWork], Sequence[int]], own: OperatorWork
 ) -> tuple[dict[str, float], float]:
-    """The highest rates of operators that have at least as much to do in one call."""
+    """Returns the highest rates of operators that have at least as much to do in one call."""
     flops: dict[str, float] = {}
     speed = 0.0
     for (_, _, work), (ns, calls) in sums.items():

@@ -124,7 +124,7 @@ class Measurement:
 
     @property
     def replicate_ids(self) -> tuple[str, ...]:
-        """The records of all processes, where there are several; `record_id` is the middle one."""
+        """Returns the records of all processes, where there are several; `record_id` is the middle one."""
         return tuple(each.record.id for each in self.processes) if len(self.processes) > 1 else ()
 
     @cached_property
@@ -330,7 +330,7 @@ class Measurement:
 
     @cached_property
     def sustained_per_s(self) -> float | None:
-        """The speed by the wall clock, where that says clearly less than the median step: the machine stalled now and then."""
+        """Returns the speed by the wall clock, where that says clearly less than the median step: the machine stalled now and then."""
         share = self._delivered_share
         return None if share == 1.0 or self.throughput_per_s is None else self.throughput_per_s * share
 
@@ -420,7 +420,7 @@ class Replicates(Measurement):
 
     @property
     def group(self) -> str | None:
-        """The group of the first process, because whose middle process is in which group is chance."""
+        """Returns the group of the first process, because whose middle process is in which group is chance."""
         return self._processes[0].group
 
     @cached_property
@@ -481,7 +481,7 @@ class Replicates(Measurement):
 
     @cached_property
     def vs_first(self) -> VersusFirst | None:
-        """The mean over all processes of what was seen in turns; its interval covers what differs between them.
+        """Returns the mean over all processes of what was seen in turns; its interval covers what differs between them.
 
         Processes whose own speed is doubted count too: what disturbed them disturbed the first as well, and a race, which
         stops by this interval, cannot choose among its replicates.
@@ -618,9 +618,9 @@ def lines_of(rows: Sequence[Measurement]) -> list[Line]:
 
 
 def _usual_firsts(subjects: Sequence[Subject], rows: Iterable[Measurement]) -> Mapping[Subject, str]:
-    """The baseline where any ratio of a subject is against it: an ablation sets its recipes against the winner.
+    """Returns for each subject the recipe that most of its ratios are against.
 
-    Else what most are against.
+    It is the baseline where any ratio of a subject is against it, because an ablation sets its recipes against the winner.
     """
     counts: dict[Subject, Counter[str]] = {}
     for subject, row in zip(subjects, rows, strict=True):

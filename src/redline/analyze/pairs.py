@@ -126,7 +126,7 @@ def ratio_in_turns(first: RunRecord, other: RunRecord, kind: TimeKind = "through
 
 
 def undisturbed(logs: Sequence[PairedLog], enough: int = ENOUGH_QUIET) -> list[PairedLog]:
-    """The replicates beside which no other process had the processors, where they are enough by themselves; else all."""
+    """Returns the replicates beside which no other process had the processors, where they are enough by themselves; else all."""
     quiet = [log for log in logs if not log.doubt]
     return quiet if len(quiet) >= enough else list(logs)
 

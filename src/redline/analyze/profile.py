@@ -161,7 +161,7 @@ class Profile(Frozen):
 
     @property
     def launches_missing(self) -> float:
-        """The share of the device's work for which the trace holds no launch."""
+        """Returns the share of the device's work for which the trace holds no launch."""
         return sum(row.device_share for row in self.operators if row.source == "no-launch")
 
     @property
@@ -187,8 +187,8 @@ class Profile(Frozen):
 
     @property
     def whole_s(self) -> float:
-        """The time of the steps that findings are held against. Work may take longer under the profiler than whole steps
-        without it, as on a CPU."""
+        """Returns the time of the steps that findings are held against. Work may take longer under the profiler than whole steps without
+        it, as on a CPU."""
         return max(self.wall_s, self.timeline.busy_s if self.has_device else self.timeline.span_s)
 
     @property

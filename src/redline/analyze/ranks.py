@@ -50,7 +50,7 @@ def own_seconds(block: RankBlock) -> dict[str, float]:
 
 
 def late_rank(record: RunRecord) -> LateRank | None:
-    """The rank whose own part of a step clearly takes longer than that of the middle rank in most blocks, and why.
+    """Returns the rank whose own part of a step clearly takes longer than that of the middle rank in most blocks, and why.
 
     A rank with a larger part of the batch counts as late only if it also takes longer per item. Returns None if no rank does.
     """
@@ -118,7 +118,7 @@ def _per_step(block: RankBlock, figure: float | None) -> float | None:
 
 
 def oversubscription(record: RunRecord) -> Note | None:
-    """A note if ranks on one machine have more threads than it has processors for them."""
+    """Returns a note if ranks on one machine have more threads than it has processors for them."""
     prepared = record.prepared
     if prepared is None or not prepared.ranks or prepared.environment.device.kind != "cpu":
         return None

@@ -44,7 +44,7 @@ FLAGS = ("tf32", "cudnn-benchmark")
 
 
 def advice(profile: Profile, switch: str, why: str, in_code: str, without: Collection[str] = ()) -> Advice:
-    """The recipe to run next, or what to change in the program where no recipe can. A switch takes the place of one of its name."""
+    """Returns the recipe to run next, or what to change in the program where no recipe can. A switch takes the place of one of its name."""
     if profile.capture is None or (is_about_code(profile) and switch not in FLAGS):
         return Advice(f"{in_code}: {why}")
     name, own = switch.partition(":")[0], recipe_of(profile)
@@ -56,7 +56,7 @@ def advice(profile: Profile, switch: str, why: str, in_code: str, without: Colle
 
 
 def switch(name: str, why: str, in_code: str) -> Callable[[TraceFacts, Removal], Advice]:
-    """The same advice for whatever is removed."""
+    """Returns a function that gives the same advice for whatever is removed."""
     return lambda facts, gone: advice(facts.profile, name, why, in_code)
 
 

@@ -218,7 +218,7 @@ def python(seen: OnHost) -> Taken:
 
 
 def waits(*, copies: bool) -> Callable[[OnDevice], Taken]:
-    """The waits with the operators that make them, and what the host does after them for their sake."""
+    """Takes away the waits with the operators that make them, and what the host does after them for their sake."""
 
     def on_device(seen: OnDevice) -> Taken:
         calls = seen.waits & (seen.view.copying == copies)
@@ -374,7 +374,7 @@ def straggler(facts: TraceFacts) -> Removal | None:
 
 
 def beyond_need(facts: TraceFacts) -> Removal | None:
-    """The time of one operator's kernels beyond what the device needs for them."""
+    """Removes the time of one operator's kernels beyond what the device needs for them."""
     limit = slowest_operator(facts.profile.limits)
     if limit is None:
         return None

@@ -103,7 +103,7 @@ WORDS = (
 
 
 def found_at(row: Any, places: str) -> Any:
-    """The value in the first of these places that has one."""
+    """Returns the value in the first of these places that has one."""
     for place in places.split("|"):
         value = row
         for name in place.split("."):
@@ -303,7 +303,7 @@ def columns_for(rows: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def headline_of(table: Table) -> Headline:
-    """The answer in one sentence, with the conditions that make it true where the rows differ in them."""
+    """Returns the answer in one sentence, with the conditions that make it true where the rows differ in them."""
     rows = [row for row in table.rows if row.metrics]
     if not rows:
         told = "Nothing could be measured" if any(row.failure for row in table.rows) else "Nothing is measured yet"

@@ -173,7 +173,7 @@ def _communication(known: Communication, ranks: int) -> Iterator[Metric]:
 def _against(
     first: tuple[int, Metric], speed: Metric, ranks: int, *, is_scaling: bool, item: str | None
 ) -> Iterator[Metric]:
-    """The ideal, and how much of it is reached."""
+    """Yields the ideal, and how much of it is reached."""
     base_ranks, base = first
     assert base.value
     assert speed.value
@@ -226,7 +226,8 @@ def _says_exposed(point: ScalePoint, gone: Removal) -> str:
 
 
 def _larger_batch(point: ScalePoint, gone: Removal) -> str:
-    """A batch with which communication is worth no further word: what is computed grows with it, communication does not."""
+    """Says with which batch communication is worth no further word: what is computed grows with it, communication
+    does not."""
     share, most, batch = point.row.value("exposed"), WORTH_SAYING, int(point.row.facts["batch_per_rank"] or 1)
     enough = round(batch * share / (1 - share) * (1 - most) / most) if share < 1 else 2 * batch
     return (

@@ -70,7 +70,7 @@ class PairedLog(Frozen, frozen=True, kw_only=True):
 
     @property
     def centre(self) -> float:
-        """The middle of what it may be on an undisturbed machine."""
+        """Returns the middle of what it may be on an undisturbed machine."""
         return self.mean + (self.above - self.below) / 2
 
     @property
@@ -80,7 +80,7 @@ class PairedLog(Frozen, frozen=True, kw_only=True):
 
 
 def median_interval(blocks: Sequence[Sequence[float]]) -> Interval | None:
-    """The distribution-free interval of the median, widened where samples are not independent.
+    """Returns the distribution-free interval of the median, widened where samples are not independent.
 
     Two estimates, the wider counts: ranks of all samples with the effective number of them, and the block medians,
     which also see what changes from block to block. None with fewer than 6 samples.
@@ -189,7 +189,7 @@ def _ceiling_rank(count: int, q: float, confidence: float) -> int | None:
 
 
 def paired_log(first: Mapping[int, float], other: Mapping[int, float]) -> PairedLog | None:
-    """The mean log of first over other, over the rounds both have; None with fewer than two of them.
+    """Returns the mean log of first over other, over the rounds both have, or None with fewer than two of them.
 
     A round in which a clock read nothing carries no ratio.
     """

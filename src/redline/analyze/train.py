@@ -144,7 +144,7 @@ def time_to_target_s(epochs: Sequence[Epoch], target: float | None) -> float | N
 
 
 def latest_feed(record: RunRecord, part: FedPart, workers: int | None = None, prefetch: bool = True) -> Fed | None:
-    """The last measurement of a part, with the workers that were asked for unless `workers` names others."""
+    """Returns the last measurement of a part, with the workers that were asked for unless `workers` names others."""
     assert record.spec.train is not None
     # The model alone has no loader, whatever its measurement says of workers.
     wanted = record.spec.train.data.workers if workers is None and part != "model" else workers

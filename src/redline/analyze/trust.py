@@ -126,7 +126,7 @@ def _scatter(record: RunRecord) -> Said:
 
 
 def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:
-    """The timed blocks of each kind that has any; of a training the time per sample of its epochs."""
+    """Returns the timed blocks of each kind that has any; of a training the time per sample of its epochs."""
     if record.spec.train is not None:
         epochs = [epoch.train_s / epoch.samples for epoch in steady_epochs(record.epochs)]
         return [("throughput", [tuple(epochs)])] if len(epochs) >= FEWEST_EPOCHS else []

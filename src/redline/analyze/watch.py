@@ -332,7 +332,7 @@ def split(heard: Sequence[Heard], began: float, *, is_full: bool = True) -> Spli
 
 
 def is_training(pieces: Sequence[Piece], at: int) -> bool:
-    """True if a piece belongs to the training. A forward pass in evaluation mode does if a backward pass follows it."""
+    """Returns True if a piece belongs to the training. A forward pass in evaluation mode does if a backward pass follows it."""
     piece = pieces[at]
     if piece.kind != "forward" or piece.key == 0 or piece.value % 2 == 0:
         return piece.kind in ("backward", "replay")
@@ -630,7 +630,7 @@ def groups_of(callers: Vector, loaded: Vector, models: Vector) -> Any:
 
 
 def _shares_batches_unevenly(callers: Vector, loaded: Vector) -> bool:
-    """True if most batches serve all optimizers, some more often than others, as a critic that takes two steps of each."""
+    """Returns True if most batches serve all optimizers, some more often than others, as a critic that takes two steps of each."""
     kinds, starts = set(callers.tolist()), np.flatnonzero(loaded > 0)
     if min(kinds) < 0 or len(set(callers[starts].tolist())) != 1:
         return False

@@ -69,7 +69,7 @@ class RunFacts:
         return Removal(saves_s=min(seconds, self.whole_s), seconds=seconds, count=count, what=what)
 
     def without_wait(self, seconds: float, count: int = 0, what: str = "") -> Removal:
-        """The steps without the host's waits for the device, which still has to do what it did meanwhile."""
+        """Removes the host's waits for the device, which still has to do what it did meanwhile."""
         lanes = Lanes(step_s=self.whole_s, host_s=self.whole_s, device_s=seconds)
         return lanes.without(host_s=seconds, count=count, what=what)
 

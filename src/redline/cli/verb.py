@@ -131,7 +131,7 @@ def option_of(declared: Declared, *, is_axis: bool = False) -> Any:
 
 
 def _of_tasks(declared: Declared, tasks: tuple[str, ...]) -> Declared:
-    """The setting `task` for a command that can do only these."""
+    """Returns the setting `task` for a command that can do only these."""
     *others, last = (TASKS[task] for task in tasks)
     doc = f"{', '.join(others)} or {last}."
     known = replace(declared.setting, doc=doc[0].upper() + doc[1:])

@@ -213,7 +213,7 @@ def paths_of(launch: LaunchSpec, *, folder_last: bool = False) -> list[str]:
 
 
 def checkout_of(folder: str) -> str:
-    """The root of the git checkout that a folder is in; itself where it is in none."""
+    """Returns the root of the git checkout that a folder is in, or the folder itself where it is in none."""
     for path in (Path(folder), *Path(folder).parents):
         if (path / ".git").exists():
             return str(path)

@@ -133,12 +133,12 @@ def _started(command_at: Callable[[str], list[str]], ranks: int, launch: LaunchS
 
 
 def started(command: Sequence[str], launch: LaunchSpec, log: IO[bytes]) -> WorkerProcess:
-    """A command of which nothing is left behind when it ends or this process does."""
+    """Starts a command of which nothing is left behind when it ends or this process does."""
     return shared_supervisor(forks=False).start(launch, log, command=command)
 
 
 def _worker_command(launch: LaunchSpec, where: str) -> list[str]:
-    """A worker that is told where to find its requests."""
+    """Returns the command of a worker that is told where to find its requests."""
     python = launch.python or sys.executable
     return [*launch.command_prefix, python, "-P", "-c", _MAIN, SOURCE, where, repr(time.time())]
 
@@ -148,7 +148,7 @@ def _worker_command(launch: LaunchSpec, where: str) -> list[str]:
 
 @contextmanager
 def own_address(ranks: int = 1) -> Iterator[tuple[socket.socket, str]]:
-    """A socket in a folder that is ours alone, where nobody else can call, and how a worker is told of it."""
+    """Yields a socket in a folder that is ours alone, where nobody else can call, and how a worker is told of it."""
     with tempfile.TemporaryDirectory(prefix="redline-") as folder, socket.socket(socket.AF_UNIX) as listener:
         path = str(Path(folder, "door"))
         listener.bind(path)
@@ -234,7 +234,7 @@ def listen_at(address: str) -> socket.socket:
 
 
 def reserved_port() -> socket.socket:
-    """A socket that keeps a port for whoever is told its number, until it is closed.
+    """Returns a socket that keeps a port for whoever is told its number, until it is closed.
 
     It does not listen. Servers that ask for SO_REUSEADDR, as torch's store and Python's do, can listen beside it, while
     the system gives the port to nobody who asks for any free one.

@@ -135,7 +135,7 @@ def rate_of(arrivals_s: Sequence[float]) -> float:
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
-    """The smallest of the sorted sizes that holds this many requests."""
+    """Returns the smallest of the sorted sizes that holds this many requests."""
     return next(bucket for bucket in buckets if bucket >= size)
 
 

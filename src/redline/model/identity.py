@@ -354,7 +354,7 @@ def text_lengths(workload: WorkloadSpec) -> dict[str, int]:
 
 
 def data_words(spec: RunSpec) -> str | None:
-    """The data of a training and how they are fed, on which its speed depends; None where one batch is timed."""
+    """Returns the data of a training and how they are fed, on which its speed depends, or None where one batch is timed."""
     if spec.train is None:
         return None
     data = spec.train.data

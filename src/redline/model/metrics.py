@@ -337,7 +337,7 @@ def disturbances(rows: Iterable[Row]) -> Iterator[Note]:
 
 
 def plain(value: Any) -> Any:
-    """A fact or a metric as JSON has it: a metric is an object of value, unit, low, high and doubt."""
+    """Returns a fact or a metric as JSON has it: a metric is an object of value, unit, low, high and doubt."""
     if not isinstance(value, Metric):
         return value
     found: dict[str, Any] = {"value": value.value}

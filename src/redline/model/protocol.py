@@ -506,13 +506,13 @@ def send(connection: socket.socket, message: Request | Reply) -> None:
 
 
 def receive_request(connection: socket.socket) -> Request | None:
-    """The next request, or None when the desk has hung up."""
+    """Returns the next request, or None when the desk has hung up."""
     body = receive_frame(connection)
     return None if body is None else _decode(_requests, body, "desk")
 
 
 def receive_reply(connection: socket.socket) -> Reply | None:
-    """The next reply, or None when the worker is gone."""
+    """Returns the next reply, or None when the worker is gone."""
     body = receive_frame(connection)
     return None if body is None else _decode(_replies, body, "worker")
 

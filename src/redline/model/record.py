@@ -60,7 +60,7 @@ class Failure(Frozen, omit_defaults=True):
 
     @property
     def told(self) -> str:
-        """One line with all of it that a person needs first."""
+        """Returns one line with all of it that a person needs first."""
         message = " ".join(self.message.splitlines())
         return f"{message} ({self.where})" if self.where else message
 
@@ -139,10 +139,10 @@ class Numerics(Frozen):
     """
     number_format: str = "fp32"
     rel_error: float | None = None
-    """This is ‖Δ‖/‖y‖: the distance from the reference over the size of the reference. It is None in records of older versions, and where only
-    integers or texts are compared."""
+    """This is ‖Δ‖/‖y‖: the distance from the reference over the size of the reference. It is None in records of older versions, and
+    where only integers or texts are compared."""
     rel_l2: float | None = None
-    """The signal error: the distance over the part of the reference that depends on the input, which is stricter and what
+    """This is the signal error: the distance over the part of the reference that depends on the input, which is stricter and what
     the verdict goes by. A value that is not finite is None here, and `finite` is False."""
     cosine: float | None = None
     top1_agreement: float | None = None
@@ -532,7 +532,7 @@ class Epoch(Frozen):
 
     @property
     def data_wait_share(self) -> float | None:
-        """The share of the training time in which no batch was there to work on."""
+        """Returns the share of the training time in which no batch was there to work on."""
         whole = sum(self.phases_s.values())
         return self.phases_s[DATA_PHASE] / whole if whole > 0 and DATA_PHASE in self.phases_s else None
 
@@ -688,7 +688,7 @@ def new_id() -> str:
 
 
 def device_of(record: RunRecord) -> str:
-    """The device as it was asked for; `auto` is what it turned out to be, once the bench has said so."""
+    """Returns the device as it was asked for; `auto` is what it turned out to be, once the bench has said so."""
     if record.spec.device != "auto" or record.prepared is None:
         return record.spec.device
     device = record.prepared.environment.device

@@ -113,7 +113,7 @@ def settings_of(owner: Any) -> Mapping[str, Declared]:
 
 
 def plain_type(kind: Any) -> Any:
-    """A field's type without what is written beside it and without None; text where several types are possible."""
+    """Returns a field's type without what is written beside it and without None, or text where several types are possible."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) in (Union, types.UnionType):

@@ -124,7 +124,7 @@ def format_share(value: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with every character replaced that a terminal would obey or no file could hold."""
+    """Returns the text with every character replaced that a terminal would obey or no file could hold."""
     if text.isprintable():
         return text
     # Blanks that do not break a line, as between a number and its unit, count as unprintable too.

@@ -89,7 +89,7 @@ class Machine:
 
     @property
     def vendors(self) -> list[str]:
-        """The vendors whose GPUs are here, with a driver or without."""
+        """Returns the vendors whose GPUs are here, with a driver or without."""
         nvidia = [*self.root.glob("dev/nvidia[0-9]*"), *self.root.glob("proc/driver/nvidia")] or [
             device
             for device in self.root.glob("sys/bus/pci/devices/*")
@@ -103,6 +103,6 @@ class Machine:
 
     @property
     def closed_nodes(self) -> list[Path]:
-        """The device files of GPUs that this user may not open."""
+        """Returns the device files of GPUs that this user may not open."""
         nodes = [node for vendor in self.vendors for pattern in NODES[vendor] for node in self.root.glob(pattern)]
         return [node for node in sorted(nodes) if not self.access(node, os.R_OK | os.W_OK)]

@@ -31,7 +31,7 @@ LOCKS = Path("/proc/locks")
 
 
 def machine_folder(on_fallback: Callable[[str], None]) -> Path:
-    """The folder of locks that every user of this machine sees.
+    """Returns the folder of locks that every user of this machine sees.
 
     Where something else stands in its place, it is the user's own folder, and `on_fallback` receives one line that says so.
     """

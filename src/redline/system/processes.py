@@ -36,7 +36,7 @@ def give_way() -> None:
 
 
 def this_process() -> str:
-    """A name that no other process on any machine has."""
+    """Returns a name that no other process on any machine has."""
     return f"{_machine()} {os.getpid()} {_started(psutil.Process())}"
 
 

@@ -79,7 +79,7 @@ NAMES = tuple(name for name in COMMANDS if " " not in name)
 
 
 def verb_of(command: str) -> Any:
-    """The function of a command that has moved. It has a `_` after its name where that is Python's own word, as `import`, or where
+    """Returns the function of a command that has moved. It has a `_` after its name where that is Python's own word, as `import`, or where
     the public name is something else, as `redline.watch`."""
     first, _, second = command.partition(" ")
     module = import_module(f"redline.verbs.{first}")

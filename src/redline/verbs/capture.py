@@ -41,7 +41,7 @@ def trace_name(spec: RunSpec) -> str:
 
 
 def as_profiled(spec: RunSpec) -> RunSpec:
-    """The spec with as much measuring as a profile needs."""
+    """Returns the spec with as much measuring as a profile needs."""
     quick = msgspec.structs.replace(MeasureSpec.for_effort("quick"), max_seconds=TIMED_SECONDS)
     return msgspec.structs.replace(spec, measure=quick)
 
@@ -143,7 +143,7 @@ def _copied(path: Path, folder: Path) -> Path:
 
 
 def read_profile(*sources: str | Path, workspace: Workspace | None = None) -> Profile:
-    """A profile from trace files, from a folder of them, or from the id of a record that was captured here."""
+    """Returns a profile from trace files, from a folder of them, or from the id of a record that was captured here."""
     paths = [Path(source).expanduser() for source in sources]
     if len(paths) == 1 and not paths[0].exists() and re.fullmatch(r"[0-9a-f]{6,}", str(sources[0])):
         with use(workspace) as opened:

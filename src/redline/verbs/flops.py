@@ -129,7 +129,7 @@ def result_of(
     record: RunRecord | None = None,
     workspace: Workspace | None = None,
 ) -> Result:
-    """The whole step, the parts of a step that were timed, and the tree of modules. `record`: a profile with times per module."""
+    """Returns the whole step, the parts of a step that were timed, and the tree of modules. `record`: a profile with times per module."""
     times: Mapping[str, float] = {}
     ceilings: Ceilings | None = None
     device: dict[str, Fact] = {}

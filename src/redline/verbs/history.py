@@ -242,7 +242,7 @@ def day(measured: Any) -> str:
 
 
 def sparkline(seconds: Sequence[float], width: int = 24) -> str:
-    """The speed over time, higher is faster: medians of equally many records each."""
+    """Returns the speed over time, higher is faster: medians of equally many records each."""
     if not seconds:
         return ""
     speeds = np.array([1 / np.median(part) for part in np.array_split(seconds, min(width, len(seconds)))])

@@ -31,7 +31,7 @@ _LIBRARIES = ("torch", "torchvision", "builtins", "collections", "functools", "a
 
 @contextlib.contextmanager
 def held_artifact(live: Any) -> Iterator[str | None]:
-    """The path of `live` as a file, which stays as long as this is held; None where it cannot be pickled."""
+    """Yields the path of `live` as a file, which stays as long as this is held, or None where it cannot be pickled."""
     name = digest(live)
     folder = Path(platformdirs.user_data_path("redline")) / "artifacts"
     try:

@@ -164,7 +164,7 @@ def _require_measurable(question: LoadQuestion) -> None:
 def run_rates(
     spec: RunSpec, question: LoadQuestion, door: Door, journal: Journal, observer: Observer | None = None
 ) -> RunRecord:
-    """One record with what was served at each rate; what breaks is in its failure."""
+    """Returns one record with what was served at each rate; what breaks is in its failure."""
     run = _Load(spec, question, journal, observer or Observer())
     return run.fill(door, run.run_all)
 
@@ -183,7 +183,7 @@ class _Load(OneRecord):
         return points_of(self.record.loads, self._target_s)
 
     def run_all(self, session: Session) -> None:
-        """Every rate that was asked for, then those in between that close in on the limit, then the limit again."""
+        """Runs every rate that was asked for, then those in between that close in on the limit, then the limit again."""
         if self.prepare(session) is None:
             return
         is_sound = all(self._run_rate(session, rate) for rate in self._question.rates)
@@ -241,7 +241,7 @@ class _Load(OneRecord):
 
 
 def result_of(rows: Sequence[LoadSummary]) -> Result:
-    """The sustained rates recipe by recipe, then every rate that was offered."""
+    """Returns the sustained rates recipe by recipe, then every rate that was offered."""
     first, several = rows[0], len(rows) > 1
     answers = [_answer_row(row, first) for row in rows]
     about: dict[str, Fact] = {

@@ -107,7 +107,7 @@ async def profile_model(model: str, recipe: str = "baseline", batch: int | None 
 
 
 async def _ask(words: Words, arguments: Words, settings: dict[str, Any] | None = None) -> str:
-    """The JSON document of a command, or what it says is wrong as `{"error": …}`.
+    """Returns the JSON document of a command, or what it says is wrong as `{"error": …}`.
 
     What the agent names follows `--`, so that none of it is taken for an option.
     """

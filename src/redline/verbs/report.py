@@ -255,7 +255,7 @@ def _search_of(records: Sequence[RunRecord], history: History) -> str | None:
 
 
 def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> None:
-    """The searches all of whose records are chosen."""
+    """Adds the searches all of whose records are chosen."""
     records = {record.id: record for record in chosen.records}
     known = workspace.ceilings_of(chosen.records)
     there = {summary.tune.name for summary in chosen.tunes}

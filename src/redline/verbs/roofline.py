@@ -376,7 +376,7 @@ def _in_cache(one: Roofline) -> Iterator[Note]:
 
 
 def _headline(rows: Sequence[Row], rooflines: Sequence[tuple[RunRecord, Roofline]]) -> Headline:
-    """The fastest recipe and how far it is from its roof."""
+    """Returns the fastest recipe and how far it is from its roof."""
     best = min(rows, key=lambda row: row.value("measured"))
     figures = {name: best[name] for name in ("recipe", "measured", "roofline", "headroom", "bound", "formats")}
     known = best.metric("headroom")
@@ -406,7 +406,7 @@ def _next(rooflines: Sequence[tuple[RunRecord, Roofline]], known: Ceilings) -> s
 
 
 def _of_operators(spec: RunSpec, cases: Sequence[OperatorCase], known: Ceilings, workspace: Workspace) -> Result:
-    """The cases, or where there are none what the model of the spec calls."""
+    """Returns the cases, or where there are none what the model of the spec calls."""
     asked = AskOperators(device=spec.device, threads=spec.threads, cases=tuple(cases), spec=None if cases else spec)
     with workspace.lock(spec.device):
         times = workspace.ask(asked, OperatorTimes, None if cases else spec.launch)
@@ -456,7 +456,7 @@ OUTSIDE_CACHE = 1.0
 
 
 def operator_row(timed: OperatorTime, known: Ceilings) -> Row:
-    """One operator against the least time it can take: none is known without a ceiling, or where its data fits in the cache."""
+    """Returns one operator against the least time it can take: none is known without a ceiling, or where its data fits in the cache."""
     seconds = median(timed.samples) if timed.samples else None
     least_s, side = operator_time(timed, known)
     in_cache = bool(known.cache_bytes and timed.bytes < OUTSIDE_CACHE * known.cache_bytes) and side == "memory"

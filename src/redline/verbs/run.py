@@ -258,7 +258,7 @@ def result_of(
     price: str | None = None,
     columns: Sequence[str] = (),
 ) -> Result:
-    """The rows of what was measured, the pairs that were to be decided, and one sentence that follows from both."""
+    """Returns the rows of what was measured, the pairs that were to be decided, and one sentence that follows from both."""
     measured = over_processes(found.records, ceilings_of)
     if price is not None:
         measured = [row.changed(per_hour=parse_price(price)) for row in measured]
@@ -294,7 +294,7 @@ def _has_failed(found: Measured) -> bool:
 
 
 def _rows(measured: Sequence[Measurement], summary: GridSummary | None) -> Iterator[Row]:
-    """A row for everything that was measured; of a grid also for the cells that are still to be measured."""
+    """Yields a row for everything that was measured; of a grid also for the cells that are still to be measured."""
     if summary is None:
         yield from map(row_of, measured)
         return
@@ -352,7 +352,7 @@ def counts_of(summary: GridSummary) -> str:
 
 
 def _pair_table(pairs: Sequence[Pair]) -> Table:
-    """Every two recipes that were to be decided. The verdict is about the recipe, not about what it was set against."""
+    """Returns every two recipes that were to be decided. The verdict is about the recipe, not about what it was set against."""
     rows = [
         Row(
             facts={

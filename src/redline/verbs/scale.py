@@ -139,7 +139,7 @@ def _measured(specs: Sequence[RunSpec], workspace: Workspace) -> list[ScaleRun]:
 
 
 def result_of(points: Sequence[ScalePoint], mode: Mode) -> Result:
-    """Every number of ranks, what is in the way, and each rank."""
+    """Returns every number of ranks, what is in the way, and each rank."""
     first = points[0].row
     findings = [(point.row, finding) for point in points for finding in point.findings]
     models = dict.fromkeys(point.row["model"] for point in points)

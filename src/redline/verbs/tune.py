@@ -271,7 +271,7 @@ def _search(
 
 
 def usual_budget_s(tune: TuneRecord, on_cpu: bool) -> float:
-    """A minute, and three and a half times what compiling the model may take: three minutes or so for one that compiles in 40 s."""
+    """Returns a minute, and three and a half times what compiling the model may take: three minutes or so for one that compiles in 40 s."""
     cost_s = compile_s(tune.facts, on_cpu=on_cpu) * (tune.compile_scale or 1.0)
     return round(min(60.0 + 3.5 * cost_s, 600.0), -1)
 
@@ -286,7 +286,7 @@ def kept_tune(
     workspace: Workspace | None = None,
     on_unreadable: Callable[[str, RecordError], None] | None = None,
 ) -> TuneResult:
-    """A search from the history, as it was last written."""
+    """Returns a search from the history, as it was last written."""
     with use(workspace) as opened, opened.reading() as history:
         record = KeptSearches(history.tunes()).load(name)
         if record is None:
@@ -312,7 +312,7 @@ def _with_snippet(search: Search, workspace: Workspace) -> TuneResult:
 
 
 def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:
-    """A check by name, or a function as a file that a worker can open."""
+    """Returns a check by name, or a function as a file that a worker can open."""
     if given is None:
         return None
     if task != "infer":

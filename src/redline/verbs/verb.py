@@ -83,7 +83,7 @@ def _is_ray(word: str) -> bool:
 
 
 def target(doc: str) -> Any:
-    """A setting that is a limit in seconds, or a text such as 20ms."""
+    """Returns a setting that is a limit in seconds. A person may write it as a text such as 20ms."""
     return setting(doc, group=HOW, kind=str, read=seconds_of)
 
 
@@ -152,5 +152,5 @@ def options_of(function: Any) -> dict[str, Declared]:
 
 
 def split(kind: type[S], settings: dict[str, Any]) -> S:
-    """An instance of the class from those of the settings that are its fields; they are taken out of `settings`."""
+    """Returns an instance of the class from those of the settings that are its fields; they are taken out of `settings`."""
     return kind(**{name: settings.pop(name) for name in kind.__struct_fields__ if name in settings})

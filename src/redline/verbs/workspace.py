@@ -188,7 +188,7 @@ class Workspace:
         return opened.history
 
     def artifact(self, live: Any) -> str | None:
-        """The path of a live object as a file that workers can open until the workspace is closed.
+        """Returns the path of a live object as a file that workers can open until the workspace is closed.
 
         None where it cannot be pickled.
         """
@@ -196,7 +196,7 @@ class Workspace:
 
     @property
     def traces(self) -> Path:
-        """The folder for traces that are captured: the history's, or one that goes with the workspace."""
+        """Returns the folder for traces that are captured: the history's, or one that goes with the workspace."""
         if self.keeps:
             return self.history.folder / "traces"
         opened = self._opened
@@ -294,7 +294,7 @@ def specs_of(
 def one_spec(
     workspace: Workspace, what: str, model: Any, inputs: Any | None, **given: Any
 ) -> tuple[RunSpec, Workspace]:
-    """The one spec of a verb that takes a single model and recipe; `what` names it in the refusal."""
+    """Returns the one spec of a verb that takes a single model and recipe; `what` names it in the refusal."""
     specs, workspace = specs_of(workspace, model, inputs, **given)
     if len(specs) != 1:
         raise UsageError(f"{what} takes one model under one recipe, got {len(specs)}")
@@ -372,7 +372,7 @@ def _described_function(
 
 
 def named_function(workspace: Workspace, what: str, given: Any) -> str:
-    """A function by its name, or as a file that a worker can open."""
+    """Returns a function by its name, or as a file that a worker can open."""
     if not isinstance(given, str):
         artifact = workspace.artifact(given)
         if artifact is None:

@@ -15,7 +15,7 @@ UNUSABLE = (ImportError, OSError, AttributeError, KeyError)
 
 
 def open_amd_cards(pci_address: str | None = None) -> list[AmdCard]:
-    """Every AMD card that amdsmi tells of, or the one at an address."""
+    """Returns every AMD card that amdsmi tells of, or the one at an address."""
     try:
         import amdsmi
     except UNUSABLE:

@@ -38,7 +38,7 @@ def open_card(uuid: str) -> NvmlCard | None:
 
 
 def open_cards() -> list[NvmlCard]:
-    """Every card that the library tells of; none where it cannot be reached."""
+    """Returns every card that the library tells of; none where it cannot be reached."""
     import pynvml
 
     cards: list[NvmlCard] = []
@@ -74,7 +74,7 @@ class NvmlCard(Card):
         self._looked_at = -math.inf
 
     def _get(self, function: str, of: Callable[[Any], Any], *arguments: str) -> Any:
-        """One figure, or None where this card, driver or permission does not give it. The arguments are names of constants."""
+        """Returns one figure, or None where this card, driver or permission does not give it. The arguments are names of constants."""
         call = getattr(self._nvml, f"nvmlDeviceGet{function}", None)
         if call is None:
             return None
