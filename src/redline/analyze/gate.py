@@ -54,7 +54,7 @@ class Judged(Frozen, frozen=True, kw_only=True):
     confidence: float | None = None
     """The interval from `low` to `high` has this confidence."""
     disturbed: int = 0
-    """So many pairs count although other processes had the processors beside them."""
+    """This many pairs count although other processes had the processors beside them."""
 
     @property
     def change(self) -> tuple[float | None, float | None, float | None]:

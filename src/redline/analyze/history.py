@@ -30,7 +30,7 @@ many and fewer than `FEWEST_A_SIDE` is set aside before the others are looked at
 SMALLEST_CHANGE = 0.01
 """A change of the time that is smaller does not matter, however sure it is."""
 MOST_POINTS = 5000
-"""So many of the latest records of a series are analysed."""
+"""This many of the latest records of a series are analysed."""
 MOST_CHANGES = 10
 """Steps that are looked for in one series: the time this takes grows with their cube."""
 CORRELATIONS = (0.0, 0.4, 0.8)

@@ -51,9 +51,9 @@ class LoadPoint(Frozen):
     """Requests at one rate. Every time is a mean over requests unless its name says otherwise."""
 
     rate: float
-    """So many requests per second were asked for."""
+    """This many requests per second were asked for."""
     offered_rate: float
-    """So many arrived per second; in runs before 1.0 chance made it differ from the rate."""
+    """This many arrived per second; in runs before 1.0 chance made it differ from the rate."""
     achieved_rate: float
     """Requests completed per second. What the last ones take after their arrival is latency and does not lower it."""
     requests: int

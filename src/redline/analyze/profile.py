@@ -59,7 +59,7 @@ from redline.trace.vendors import Counter, Reading, bandwidth_share, counters_of
 from redline.trace.window import Outside, Phase, Steps, phases_of, recorded, steps_of
 
 KERNELS_WITH_COUNTERS = 10
-"""So many of the longest kernels have their counters listed one by one."""
+"""This many of the longest kernels have their counters listed one by one."""
 
 
 class Capture(Frozen):

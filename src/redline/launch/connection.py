@@ -55,11 +55,11 @@ END_TIMEOUT_S = 5.0
 GRACE_S = 3.0
 """After the first rank has failed, the others have this long to say whether they failed too, or where they are."""
 LOG_TAIL_BYTES = 4000
-"""So many bytes from the end of a log are read to say what a worker last wrote."""
+"""This many bytes from the end of a log are read to say what a worker last wrote."""
 LOG_LIMIT_BYTES = 16 << 20
 """A log that is longer is trimmed, because a model may print in every step."""
 LOG_KEPT_BYTES = 64 << 10
-"""So many bytes of a trimmed log are kept, from its end."""
+"""This many bytes of a trimmed log are kept, from its end."""
 PRINTED_LINES = 20
 """A record keeps this many lines of what its worker printed."""
 _VMSTAT = Path("/proc/vmstat")

@@ -51,7 +51,7 @@ class Served(Frozen):
     seed: int | None = None
     """This is the seed of the arrivals; None: they came from a file."""
     padded: Count = 0
-    """So many rows were padding: programs compiled for fixed sizes compute them too."""
+    """This many rows were padding: programs compiled for fixed sizes compute them too."""
 
 
 class Clock(Protocol):

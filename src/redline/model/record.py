@@ -164,7 +164,7 @@ class Numerics(Frozen):
     greedy_tokens: int | None = None
     """For a generation, this says how many new tokens were compared."""
     greedy_agreed: int | None = None
-    """So many of those, from the first on, were the same in all sequences."""
+    """This many of those, from the first on, were the same in all sequences."""
     steps: int | None = None
     """It is the length of the loss path."""
     losses: tuple[float | None, ...] = ()
@@ -251,7 +251,7 @@ class Memory(Frozen):
     """On a CPU, this is the most that the worker has held for itself since it began. A memory limit counts this."""
     allocator_retries: Count | None = None
     resident_bytes: Count | None = None
-    """So much is held between two steps: weights, optimizer state, inputs."""
+    """This much is held between two steps: weights, optimizer state, inputs."""
     limit_bytes: Count | None = None
     """No more than this was to be had: it is the cap that was asked for, or what was free."""
     needed_bytes: Count | None = None
@@ -497,11 +497,11 @@ class Epoch(Frozen):
     """This is the share of the most frequent class among them: the accuracy of always naming that one."""
     val_batches: int = 0
     val_batches_not_finite: int = 0
-    """So many held-out batches had a loss that was no number. The validation loss is then unknown."""
+    """This many held-out batches had a loss that was no number. The validation loss is then unknown."""
     trainable: int = 0
     """The optimizer may change so many tensors."""
     unchanged: int = 0
-    """So many of them were the same after the epoch as before."""
+    """This many of them were the same after the epoch as before."""
     learning_rate: float = 0.0
     """This is that of the last step."""
     phases_s: dict[str, float] = {}
@@ -512,7 +512,7 @@ class Epoch(Frozen):
     gradient_scale: float | None = None
     """This is GradScaler's scale at the end. It is None where gradients are not scaled."""
     peak_bytes: int | None = None
-    """So much must fit: on a GPU what the allocator reserved, on a CPU the resident memory."""
+    """This much must fit: on a GPU what the allocator reserved, on a CPU the resident memory."""
     utilisation: float | None = None
     """This is the mean of the looks at the device."""
     energy_j: float | None = None
@@ -622,9 +622,9 @@ class Rates(Frozen):
     """If True, the shares are of the device's time, not of the host's."""
     first_step_s: Seconds | None = None
     first_steps: Count = 0
-    """So many leading steps are left out of the rate."""
+    """This many leading steps are left out of the rate."""
     outliers: Count = 0
-    """So many steps took more than twice the median."""
+    """This many steps took more than twice the median."""
     outlier_share: Figure | None = None
     """This is the share of the time that they took beyond the median."""
     loss: Figure | None = None

@@ -161,7 +161,7 @@ class RepeatedBlock(Frozen):
     share: float
     """They took this share of the time of the operators of the forward pass."""
     kinds: int | None = None
-    """So many of them differ in what they compute, by shapes or by constants such as the rate of a dropout. Each kind is compiled by
+    """This many of them differ in what they compute, by shapes or by constants such as the rate of a dropout. Each kind is compiled by
     itself. It is None in old records."""
 
 
@@ -320,7 +320,7 @@ class MemoryUse(Frozen):
     """This is one step's memory."""
 
     peak_bytes: int
-    """So much was allocated at most: the allocator's own figure on a GPU; on a CPU all tensors together."""
+    """This much was allocated at most: the allocator's own figure on a GPU; on a CPU all tensors together."""
     peak_phase: str
     categories: dict[MemoryCategory, int]
     """These are parts of the peak; they add up to it."""
@@ -328,7 +328,7 @@ class MemoryUse(Frozen):
     timeline: tuple[MemoryPoint, ...] = ()
     reserved_bytes: int | None = None
     fragments_bytes: int | None = None
-    """So much was reserved but not given out when most was given out. It is None without an allocator that tells."""
+    """This much was reserved but not given out when most was given out. It is None without an allocator that tells."""
 
 
 class MemoryRow(Frozen):
@@ -366,7 +366,7 @@ class GenerationInfo(Frozen):
     cache_read_bytes: Count | None = None
     """A decode step reads so much of the cache on average: the positions that are filled by then."""
     copy_bytes_per_s: Figure | None = None
-    """So much was copied per second on this device just before, read and written bytes together."""
+    """This much was copied per second on this device just before, read and written bytes together."""
     is_static: bool = False
     cache: CacheKind | None = None
     """It is None in records made before it was told."""

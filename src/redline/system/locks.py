@@ -25,7 +25,7 @@ SHARED_FOLDER_MODE = 0o1777
 SHARED_FILE_MODE = 0o666
 """Everybody may open a lock that somebody else has made."""
 POLL_S = 0.2
-"""Who waits for a lock looks at it this often."""
+"""A process that waits for a lock looks at it this often."""
 LOCKS = Path("/proc/locks")
 """Linux lists here which process holds a lock on which file, whoever owns it."""
 

@@ -25,7 +25,7 @@ from redline.trace.decode import read_trace, read_traces
 from redline.verbs.workspace import Workspace, use
 
 DEFAULT_STEPS = 3
-"""So many steps are captured unless more are asked for."""
+"""This many steps are captured unless more are asked for."""
 TIMED_BLOCKS = 3
 """Blocks without the profiler come first, so that the cost of profiling is known."""
 TIMED_SECONDS = 1.0
@@ -98,7 +98,7 @@ def profile_spec(
     *,
     folder: Path | None = None,
 ) -> Captured:
-    """Times a few blocks, captures a trace, and diagnoses it. A worker that fails raises `BenchError`."""
+    """Measures a few blocks, then captures a trace and diagnoses it. A worker that fails raises `BenchError`."""
     (spec,) = workspace.checked([as_profiled(spec)])
     record_id = new_id()
     # The trace is kept in the history's folder, and a copy of it in the one that was asked for.

@@ -51,7 +51,7 @@ from redline.verbs.workspace import Workspace, one_spec, use
 BUDGET_S, BISECT_BUDGET_S = 900.0, 3600.0
 """A gate, and a search for a commit, take at most so long unless another budget is given."""
 LOOK_BACK = 200
-"""So many of the latest stored records of a benchmark are its baseline."""
+"""This many of the latest stored records of a benchmark are its baseline."""
 LONGEST_NAME = 200
 """The name of a benchmark has at most so many characters."""
 STRUCTURE = "model (its structure)"

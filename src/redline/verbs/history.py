@@ -38,7 +38,7 @@ from redline.verbs.verb import verb
 from redline.verbs.workspace import Workspace, use
 
 SHORT_ID = 13
-"""So many characters of an id are shown: they tell records apart, and every command accepts them."""
+"""This many characters of an id are shown: they tell records apart, and every command accepts them."""
 LONGEST_WORDS = 500
 """A tag or a note has at most so many characters, because it is shown on one line."""
 SPARKS = "▁▂▃▄▅▆▇█"

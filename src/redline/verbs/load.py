@@ -36,7 +36,7 @@ SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
 LONGEST = 6.0
 """At low rates a run may take up to this many times as long, so that p99 exists."""
 FEWEST_REQUESTS = 750
-"""So many requests are enough for p99, with those that settle left out."""
+"""This many requests are enough for p99, with those that settle left out."""
 LEAST_REQUESTS = 5
 """A rate must bring so many requests within the longest time of a run. Below that there is nothing to measure."""
 OVERTIME = 1.5

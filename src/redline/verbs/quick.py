@@ -40,7 +40,7 @@ from redline.verbs.workspace import Workspace, one_spec, use
 
 ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
 CAPTURED_STEPS = 5
-"""So many steps are recorded after the last epoch; the epochs themselves run without the profiler."""
+"""This many steps are recorded after the last epoch; the epochs themselves run without the profiler."""
 
 
 @dataclass(frozen=True, kw_only=True)

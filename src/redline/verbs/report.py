@@ -204,7 +204,7 @@ def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history
 NEXT_S = 5.0
 """One replicate starts at most this long after the last step of the one before, because workers are closed meanwhile."""
 MOST_BEFORE = 200
-"""So many records are looked at for earlier replicates."""
+"""This many records are looked at for earlier replicates."""
 
 
 def _last_measured(history: History) -> list[RunRecord]:

@@ -426,7 +426,7 @@ def next_of(sound: Sequence[Measurement], rows: Mapping[str, Row]) -> str:
         recipes = list(dict.fromkeys(row.recipe for row in sound))
         line = sound[0].command("run", recipes) if len(recipes) > 1 else None
         return f"{line} --decide" if line else "decide=True measures in fresh processes until every pair is decided"
-    # Of a ladder we take the fastest rung: one goes on from its last rung, not from its first.
+    # We take the fastest row of a ladder, because one goes on from its last rung and not from its first.
     row = best or (
         sound[0] if any(row.vs_first for row in sound) else max(sound, key=lambda row: row.throughput_per_s or 0.0)
     )
