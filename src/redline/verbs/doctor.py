@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -226,8 +226,11 @@ def _history(machine: Machine) -> HealthItem:
                 history.require_writable()
         elif file is not None:  # it is made with the first measurement, and not by looking
             folder = next(parent for parent in file.parents if parent.exists())
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise StoreError(f"{file} cannot be made: {folder} is not writable")
+            try:
+                with tempfile.TemporaryFile(dir=folder):  # which has no name and leaves nothing behind
+                    pass
+            except OSError as error:
+                raise StoreError(f"{file} cannot be made: {error.strerror}") from None
     except StoreError as error:
         return HealthItem(name="history", ok=False, seen=str(error), mend=f"set {VARIABLE} to another place")
     return HealthItem(name="history", ok=True, seen=describe(location))
